@@ -1,0 +1,144 @@
+// The one arithmetic of host and device (SPEC 3.7). binary32, round to nearest even, subnormals
+// kept; every function is a single correctly rounded operation or a fixed sequence of them.
+//
+// Exact code calls these by name and never writes a bare float `*` or `+`, expf, fmaxf or std::max:
+// compilers contract the former, and the latter differ between glibc and PTX on signalling NaN and
+// signed zero. Flags that keep it true are in cmake/QuireTargets.cmake. Internal, not installed.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include <quire/runtime/base/host_device.h>
+
+#ifdef __FAST_MATH__
+#error "Quire's exact arithmetic cannot be compiled with -ffast-math"
+#endif
+
+// Host loops that call fma are built for old and for new x86, picked at load time: a libm call of
+// fmaf costs fifteen times an inlined one. ThreadSanitizer cannot run the resolver.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__) && \
+    !defined(__SANITIZE_THREAD__)
+#define QUIRE_HOST_FMA_CLONES __attribute__((target_clones("default", "arch=x86-64-v3")))
+#else
+#define QUIRE_HOST_FMA_CLONES
+#endif
+
+namespace quire::exact {
+
+QUIRE_HOST_DEVICE inline std::uint32_t bits(float x) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(x);
+#else
+  return std::bit_cast<std::uint32_t>(x);
+#endif
+}
+
+QUIRE_HOST_DEVICE inline float from_bits(std::uint32_t u) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(u);
+#else
+  return std::bit_cast<float>(u);
+#endif
+}
+
+#ifdef __CUDA_ARCH__
+__device__ inline float add(float a, float b) { return __fadd_rn(a, b); }
+__device__ inline float sub(float a, float b) { return __fsub_rn(a, b); }
+__device__ inline float mul(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline float div(float a, float b) { return __fdiv_rn(a, b); }
+__device__ inline float sqrt(float a) { return __fsqrt_rn(a); }
+__device__ inline float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+#else
+QUIRE_HOST_DEVICE inline float add(float a, float b) { return a + b; }
+QUIRE_HOST_DEVICE inline float sub(float a, float b) { return a - b; }
+QUIRE_HOST_DEVICE inline float mul(float a, float b) { return a * b; }
+QUIRE_HOST_DEVICE inline float div(float a, float b) { return a / b; }
+QUIRE_HOST_DEVICE inline float sqrt(float a) { return __builtin_sqrtf(a); }
+QUIRE_HOST_DEVICE inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#endif
+
+QUIRE_HOST_DEVICE inline float magnitude(float x) { return from_bits(bits(x) & 0x7FFFFFFFu); }
+QUIRE_HOST_DEVICE inline float negate(float x) { return from_bits(bits(x) ^ 0x80000000u); }
+QUIRE_HOST_DEVICE inline bool is_nan(float x) { return (bits(x) & 0x7FFFFFFFu) > 0x7F800000u; }
+QUIRE_HOST_DEVICE inline bool is_inf(float x) { return (bits(x) & 0x7FFFFFFFu) == 0x7F800000u; }
+
+inline constexpr std::uint32_t kNanBits = 0x7FFFFFFFu;
+inline constexpr std::uint32_t kInfBits = 0x7F800000u;
+
+// NaN if either is NaN; +0 above -0.
+QUIRE_HOST_DEVICE inline float max(float a, float b) {
+#ifdef __CUDA_ARCH__
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+#else
+  // Branch-free: the fold calls this for every channel of every input row.
+  const bool nan = (a != a) | (b != b);
+  const bool take_b = (b > a) | ((a == b) & (bits(b) == 0));
+  const float larger = take_b ? b : a;
+  return nan ? from_bits(kNanBits) : larger;
+#endif
+}
+
+// Larger of two magnitudes (non-negative or NaN); a NaN is ignored, two give NaN.
+QUIRE_HOST_DEVICE inline float max_num(float a, float b) {
+  if (is_nan(a)) return b;
+  return b > a ? b : a;
+}
+
+// exp(x) for x <= 0 or NaN; relative error 9.9e-8; 0 below -87; exactly 1 at 0.
+QUIRE_HOST_DEVICE inline float exp0(float x) {
+  const float t = fma(x, 0x1.715476p+0f, 0x1.8p+23f);
+  const float n = sub(t, 0x1.8p+23f);
+  float f = fma(x, 0x1.715476p+0f, negate(n));
+  f = fma(x, 0x1.4ae0cp-26f, f);
+  float p = 0x1.41fbbap-13f;
+  p = fma(p, f, 0x1.5f3e4cp-10f);
+  p = fma(p, f, 0x1.3b2d4cp-7f);
+  p = fma(p, f, 0x1.c6aee6p-5f);
+  p = fma(p, f, 0x1.ebfbep-3f);
+  p = fma(p, f, 0x1.62e43p-1f);
+  p = fma(p, f, 1.0f);
+  const float scaled = from_bits(bits(p) + (bits(t) << 23));
+  // Selections, no branches: host loops over channels vectorise.
+  const float in_range = x < -87.0f ? 0.0f : scaled;
+  return is_nan(x) ? from_bits(kNanBits) : in_range;
+}
+
+// Softmax pooling of one channel as a fold over its tokens in ascending order.
+struct Fold {
+  float m;  // running maximum of the scores
+  float z;  // sum of exponentials, relative to m
+  float a;  // weighted sum of the values, relative to m
+};
+
+QUIRE_HOST_DEVICE inline Fold fold_first(float score, float value) { return {score, 1.0f, value}; }
+
+QUIRE_HOST_DEVICE inline Fold fold_next(const Fold& old, float score, float value) {
+  const float m = max(old.m, score);
+  const float ex = exp0(sub(old.m, m));
+  const float ey = exp0(sub(score, m));
+  const float x = old.m == m ? 1.0f : ex;
+  const float y = score == m ? 1.0f : ey;
+  return {m, fma(old.z, x, y), fma(y, value, mul(old.a, x))};
+}
+
+QUIRE_HOST_DEVICE inline float fold_entry(const Fold& fold) { return div(fold.a, fold.z); }
+
+// 1 / rms from the tree sum of squares over 1/d = `inverse_dim`.
+QUIRE_HOST_DEVICE inline float rms_scale(float sum, float inverse_dim, float eps) {
+  return div(1.0f, sqrt(fma(sum, inverse_dim, eps)));
+}
+
+struct Pair {
+  float x, y;
+};
+
+QUIRE_HOST_DEVICE inline Pair rotate(Pair v, float cos, float sin) {
+  return {fma(v.x, cos, negate(mul(v.y, sin))), fma(v.x, sin, mul(v.y, cos))};
+}
+
+inline constexpr float kHadamardScale = 0x1.6a09e6p-4f;  // 1 / sqrt(128)
+
+}  // namespace quire::exact

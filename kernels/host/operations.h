@@ -1,0 +1,21 @@
+// The operations in plain C++, written for clarity straight from SPEC.md: the exact oracle of every
+// GPU test, and what the host backend runs. Each runs on the calling thread, blocks until done, and
+// takes pointers to host memory. All set the floating-point environment for themselves.
+#pragma once
+
+#include <quire/kernels/params.h>
+
+namespace quire::host {
+
+void apply(const ApplyParams& params);
+void plan(const PlanParams& params);
+void append(const AppendParams& params);
+void commit(const CommitParams& params);
+
+void plan_records(const RecordPlanParams& params);
+void compress_c4_decode(const CompressC4DecodeParams& params);
+void compress_c4_prefill(const CompressC4PrefillParams& params);
+void store_flashmla(const StoreParams& params);
+void store_indexer(const StoreParams& params);
+
+}  // namespace quire::host

@@ -1,0 +1,185 @@
+// Every launch is one plain struct of parameters, the same for the kernel and for its host form.
+// Shapes stand behind the pointers, innermost dimension last; strides are int64 and in elements
+// unless the name says bytes. The stream is never part of it. "nullable" is said where it is meant.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <quire/cache/entry_layout.h>
+#include <quire/cache/model_spec.h>
+#include <quire/cache/step_update.h>
+#include <quire/planner/plan.h>
+#include <quire/planner/plan_rule.h>
+
+namespace quire {
+
+enum class ElementType : std::int32_t { kFloat32, kBfloat16 };
+
+constexpr std::int64_t bytes_of(ElementType type) {
+  return type == ElementType::kFloat32 ? 4 : 2;
+}
+
+// --- Tables and weights, bound by the engine ---
+
+enum class RopeLayout : std::int32_t {
+  kInterleaved,  // [positions, 32, 2]: cos, sin of each pair
+  kHalves,       // [positions, 2, 32]: 32 cos, then 32 sin
+};
+
+struct RopeTable {
+  const float* values = nullptr;  // [positions, 64]
+  std::int64_t positions = 0;
+  RopeLayout layout = RopeLayout::kInterleaved;
+};
+
+enum class BiasOrder : std::int32_t {
+  kKernel,      // [8, d]: bias[i] overlap, bias[4 + i] normal (SPEC 1.2)
+  kCheckpoint,  // [4, 2, d]: the checkpoint's ape, rows of 2d
+};
+
+// --- append: all cache work of one layer ---
+
+// Rows from the engine's GEMMs, one per input row.
+struct InputRows {
+  const void* data = nullptr;  // [tokens, width], 16-byte aligned; null: this part is not ours
+  std::int64_t stride = 0;     // elements between input rows; a multiple of 16 bytes
+  ElementType type = ElementType::kFloat32;
+};
+
+struct WindowPart {
+  InputRows rows;                      // [tokens, 512] raw, or normed where norm_weight is null
+  const float* norm_weight = nullptr;  // [512], nullable
+  EntryPool ring;                      // seat x ring tokens
+  EntryPool scratch;                   // ragged steps only
+};
+
+// One of the two compressors of a CSA layer: main (d = 512) or indexer (d = 128).
+struct CsaPart {
+  InputRows rows;                      // [tokens, 4d]
+  const float* bias = nullptr;         // 8d floats in bias_order
+  BiasOrder bias_order = BiasOrder::kKernel;
+  const float* norm_weight = nullptr;  // [d]
+  float* state = nullptr;              // [seats, ring_tokens, 4d] raw input rows, widened to fp32
+  std::int32_t ring_tokens = 0;        // state of position p is at p mod ring_tokens
+  EntryPool pages;
+};
+
+struct AppendParams {
+  StepShape shape;
+  PlanGeometry geometry;
+  const PlanHeader* header = nullptr;
+  const BatchRowRecord* rows = nullptr;     // [shape.rows]
+  const TokenRecord* tokens = nullptr;      // [shape.tokens]
+  const PlanRecord* csa_entries = nullptr;  // [csa_entry_capacity] ragged only
+  std::int32_t csa_entry_capacity = 0;
+  WindowPart window;
+  CsaPart csa;
+  CsaPart indexer;
+  RopeTable rope;
+  float norm_eps = 1e-6f;
+  float scale_floor = 1e-4f;
+  bool hadamard = true;
+  bool load_after_wait = false;  // Pdl::kWaitOnly
+  DeviceReport* report = nullptr;
+};
+
+// --- The step around it ---
+
+// Kernel parameters of one launch hold 32,764 bytes; larger updates are split, in order.
+inline constexpr std::int64_t kUpdateChunkBytes = 28 * 1024;
+
+struct ApplyParams {
+  StepTable table;
+  PlanBuffer plan;
+  StepUpdateHeader header;
+  bool first_chunk;                 // sets the header and pads the rest of the shape
+  std::int32_t first_batch_row;     // of this chunk
+  std::int32_t batch_rows, cells, lowered_limits;  // in this chunk
+  std::byte changes[kUpdateChunkBytes];  // BatchRowUpdates, then CellUpdates, then LimitUpdates
+};
+
+struct PlanParams {
+  StepShape shape;
+  PlanGeometry geometry;
+  StepTable table;
+  PlanBuffer plan;
+  std::int32_t csa_entry_capacity = 0;
+};
+
+struct CommitParams {
+  StepShape shape;
+  StepTable table;
+  PlanBuffer plan;
+  const std::int32_t* kept = nullptr;  // [rows] nullable: all live tokens
+  const std::uint8_t* stop = nullptr;  // [rows] nullable: none; non-zero stops the seat
+};
+
+// --- Single operations, in the original kernels' form ---
+
+// Counts per batch row, scan, expansion: SPEC 1.8. Records are batch-major, ascending, compact;
+// the tail up to each capacity is kPaddingRecord.
+struct RecordPlanParams {
+  CompressionRule rule;
+  std::int32_t rows = 0;
+  const std::int32_t* prefix = nullptr;  // [rows] P0
+  const std::int32_t* extend = nullptr;  // [rows] E, zero is legal
+  PlanRecord* compress = nullptr;        // [compress_capacity] nullable
+  PlanRecord* write = nullptr;           // [write_capacity] nullable
+  std::int64_t compress_capacity = 0;    // >= compress_capacity() of plan_rule.h
+  std::int64_t write_capacity = 0;
+  std::int32_t* cu_extend = nullptr;     // [rows + 1]
+  std::int32_t* cu_compress = nullptr;   // [rows + 1]
+  std::int32_t* cu_write = nullptr;      // [rows + 1]
+};
+
+enum class C4StateMode : std::int32_t {
+  kRing,        // [indices, 8, 4d]; position p at p mod 8 (SPEC 1.7)
+  kPageAligned  // [pages, 4, 4d]; one window per page
+};
+
+// State, input and bias share `type`; d is 128 or 512.
+struct CompressC4DecodeParams {
+  C4StateMode mode = C4StateMode::kRing;
+  ElementType type = ElementType::kFloat32;
+  ElementType output_type = ElementType::kFloat32;
+  std::int32_t head_dim = 512;
+  std::int32_t batch = 0;
+  void* state = nullptr;                         // [n, 8 | 4, 4d]
+  const void* input = nullptr;                   // [batch, 4d]
+  const void* bias = nullptr;                    // [8, d]
+  void* output = nullptr;                        // [batch, d]; untouched where nothing closes
+  const std::int32_t* seq_lens = nullptr;        // [batch] length, this token's included; <= 0: skip
+  const std::int32_t* indices = nullptr;         // [batch] ring, or page of the current window
+  const std::int32_t* previous_pages = nullptr;  // [batch] page mode: page of the previous window
+};
+
+// Two launches: entries first, state afterwards (reads before writes).
+struct CompressC4PrefillParams {
+  C4StateMode mode = C4StateMode::kRing;
+  ElementType type = ElementType::kFloat32;
+  ElementType output_type = ElementType::kFloat32;
+  std::int32_t head_dim = 512;
+  void* state = nullptr;                   // [n, 8 | 4, 4d]
+  const void* input = nullptr;             // [tokens, 4d]
+  const void* bias = nullptr;              // [8, d]
+  void* output = nullptr;                  // [tokens, d]; entry at its ragged_id
+  const PlanRecord* compress = nullptr;    // [compress_capacity]; padding records are skipped
+  const PlanRecord* write = nullptr;       // [write_capacity]
+  std::int64_t compress_capacity = 0;
+  std::int64_t write_capacity = 0;
+  const std::int32_t* indices = nullptr;   // [batch]
+  const C4PageBundle* bundles = nullptr;   // [batch] page mode
+};
+
+// Quantise and store rows of bf16: FlashMLA entries (d = 512) or indexer entries (d = 128).
+struct StoreParams {
+  const void* input = nullptr;      // [rows, d] bf16
+  std::int64_t rows = 0;
+  const void* locations = nullptr;  // [rows] int32 or int64; negative: skip; duplicates: undefined
+  bool wide_locations = false;      // int64
+  EntryPool pool;
+  float scale_floor = 1e-4f;        // 1e-8 reproduces the original Triton store
+};
+
+}  // namespace quire

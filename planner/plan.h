@@ -1,0 +1,127 @@
+// What a plan is made of. PlanRecord and C4PageBundle are the original kernels' records (SPEC 1.8,
+// 1.9); the rest is the plan of one step over a step table, read by `append`.
+#pragma once
+
+#include <climits>
+#include <cstdint>
+
+namespace quire {
+
+// One token of the batch: an entry that it closes, or state that it writes. 16 bytes.
+struct PlanRecord {
+  std::uint32_t ragged_id;   // input row of the token; kPaddingRaggedId: padding, skip
+  std::uint32_t batch_id;    // batch row
+  std::uint32_t position;    // absolute
+  std::uint32_t window_len;  // leading tokens of its pooling window that come from state
+  friend constexpr bool operator==(const PlanRecord&, const PlanRecord&) = default;
+};
+static_assert(sizeof(PlanRecord) == 16);
+inline constexpr std::uint32_t kPaddingRaggedId = 0xFFFFFFFFu;
+inline constexpr PlanRecord kPaddingRecord{kPaddingRaggedId, kPaddingRaggedId, kPaddingRaggedId,
+                                           kPaddingRaggedId};
+
+// SPEC 1.9, page mode of a prefill; physical state pages, and a position. 16 bytes.
+struct C4PageBundle {
+  std::int32_t load_first_page;
+  std::int32_t load_second_page;
+  std::int32_t write_first_page;
+  std::int32_t last_position;
+  friend constexpr bool operator==(const C4PageBundle&, const C4PageBundle&) = default;
+};
+static_assert(sizeof(C4PageBundle) == 16);
+
+// Where a step starts for one batch row, and how much of it lives.
+struct BatchRowRecord {
+  std::int32_t seat;         // -1: padding
+  std::int32_t start;        // length before the step
+  std::int32_t live_tokens;  // 0: inert
+  std::int32_t first_token;  // input row of its first token; inert rows occupy theirs too
+};
+static_assert(sizeof(BatchRowRecord) == 16);
+
+// One token of a batch row, with all the addresses that every layer needs; indexed by input row.
+struct alignas(16) TokenRecord {
+  std::int32_t seat;      // -1: inert, nothing else is set
+  std::int32_t position;  // absolute
+  std::int32_t batch_row;
+  std::int32_t index;             // in its batch row
+  std::int64_t ring_location;     // window pool, -1: not kept there
+  std::int64_t scratch_location;  // window scratch, -1: read from the ring
+  std::int64_t csa_location;      // of the entry that it closes; -1: closes none
+  std::int64_t hca_location;
+};
+static_assert(sizeof(TokenRecord) == 48);
+
+// The device side of a plan buffer begins with this.
+struct PlanHeader {
+  std::int32_t rows;            // of the applied shape
+  std::int32_t tokens_per_row;  // 0: ragged
+  std::int32_t tokens;
+  std::int32_t steps_left;     // runs that the applied update still allows
+  std::int32_t steps_at_plan;  // the same when it was planned: a commit sets steps_left from it
+  std::int32_t short_rows;     // ragged: leading batch rows that read the ring
+  std::int32_t csa_entries;    // live records of the compact list
+  std::int32_t reserved[9];
+};
+static_assert(sizeof(PlanHeader) == 64);
+
+// What the device noticed, cleared by `apply`, added to by every plan, append and commit until the
+// next. 64 bytes, to be copied with the tokens.
+struct alignas(64) DeviceReport {
+  static constexpr std::int32_t kNoSeat = INT32_MAX;
+
+  std::int32_t rows_at_limit;       // made inert: the seat's limit would be passed
+  std::int32_t rows_stopped;        // made inert: stopped before
+  std::int32_t rows_out_of_steps;   // made inert: more runs than prepared
+  std::int32_t rows_wrong_shape;    // made inert: the replayed shape is not the applied one
+  std::int32_t rows_kept_too_many;  // commit left alone: kept is negative or above the live tokens
+  std::int32_t nonfinite_tiles;     // quantised tiles with a NaN or an infinity
+  std::int32_t first_failing_seat;  // the lowest of all the above; kNoSeat: none
+  std::int32_t reserved[9];
+};
+static_assert(sizeof(DeviceReport) == 64);
+
+// Device-resident, indexed by seat: what the ledger said and what steps have committed.
+struct StepTable {
+  std::int32_t* length = nullptr;      // [seats]
+  std::int32_t* limit = nullptr;       // [seats] upper length of what was prepared
+  std::int32_t* stopped = nullptr;     // [seats] sticky
+  std::int32_t* page_table = nullptr;  // [seats, cells]
+  std::int64_t cells = 0;
+};
+
+// What an engine reads, in batch row order, at fixed addresses. Written by every plan. Where a batch
+// row or token is inert, lengths are 0, positions 0, batch rows -1, and locations the padding value.
+struct PlanViews {
+  std::int32_t* positions = nullptr;        // [tokens] absolute position of each token
+  std::int32_t* token_batch_row = nullptr;  // [tokens]
+  std::int32_t* token_window_length = nullptr;  // [tokens] window entries visible at the token
+  std::int32_t* token_csa_length = nullptr;     // [tokens] CSA entries complete at the token
+  std::int32_t* token_hca_length = nullptr;     // [tokens]
+  std::int64_t* ring_locations = nullptr;       // [tokens] written by this step, window pool
+  std::int64_t* scratch_locations = nullptr;    // [tokens] written by this step, window scratch
+  std::int64_t* csa_locations = nullptr;        // [tokens] entry that the token closes, or padding
+  std::int64_t* hca_locations = nullptr;        // [tokens]
+  std::int32_t* cu_extend = nullptr;    // [rows + 1] first input row of each batch row
+  std::int32_t* row_seat = nullptr;     // [rows] -1: padding
+  std::int32_t* row_length = nullptr;   // [rows] tokens, this step's included
+  std::int32_t* row_window_length = nullptr;  // [rows] after the step
+  std::int32_t* row_csa_length = nullptr;     // [rows] entries after the step
+  std::int32_t* row_hca_length = nullptr;     // [rows]
+  std::int32_t* page_table = nullptr;         // [rows, page_table_stride]; cells below row_length
+  std::int64_t page_table_stride = 0;
+};
+
+// All device memory of one plan.
+struct PlanBuffer {
+  PlanHeader* header = nullptr;
+  DeviceReport* report = nullptr;
+  std::int32_t* row_seats = nullptr;   // [rows] as applied; -1: padding
+  std::int32_t* row_tokens = nullptr;  // [rows] as applied
+  BatchRowRecord* rows = nullptr;      // [rows]
+  TokenRecord* tokens = nullptr;       // [tokens]
+  PlanRecord* csa_entries = nullptr;   // [csa_entry_capacity] ragged: compact, in order, padded
+  PlanViews views;
+};
+
+}  // namespace quire

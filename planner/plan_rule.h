@@ -1,0 +1,231 @@
+// The planning rule in closed form, written once for host and device (SPEC 1.4 to 1.9 and 2.1).
+// p: absolute position; P0: length before the step; E: tokens of the step; L = P0 + E; j = p - P0.
+#pragma once
+
+#include <cstdint>
+
+#include <quire/cache/limits.h>
+#include <quire/cache/model_spec.h>
+#include <quire/planner/plan.h>
+#include <quire/runtime/base/host_device.h>
+#include <quire/runtime/base/integers.h>
+
+namespace quire {
+
+// W of SPEC 0.1.
+QUIRE_HOST_DEVICE constexpr std::int32_t pooled_tokens(CompressionRule rule) {
+  return rule.overlap ? 2 * rule.ratio : rule.ratio;
+}
+
+QUIRE_HOST_DEVICE constexpr bool closes_entry(CompressionRule rule, std::int32_t p) {
+  return (p + 1) % rule.ratio == 0;
+}
+
+// Complete entries of a sequence of `length` tokens.
+QUIRE_HOST_DEVICE constexpr std::int32_t entries_of(CompressionRule rule, std::int32_t length) {
+  return length / rule.ratio;
+}
+
+// Leading tokens of the pooling window of token j that precede the step (SPEC 1.5).
+QUIRE_HOST_DEVICE constexpr std::int32_t window_len(CompressionRule rule, std::int32_t j) {
+  return pooled_tokens(rule) - min_of(j + 1, pooled_tokens(rule));
+}
+
+QUIRE_HOST_DEVICE constexpr PlanRecord plan_record(CompressionRule rule, std::int32_t ragged_id,
+                                                   std::int32_t batch_id, std::int32_t P0,
+                                                   std::int32_t j) {
+  return {static_cast<std::uint32_t>(ragged_id), static_cast<std::uint32_t>(batch_id),
+          static_cast<std::uint32_t>(P0 + j), static_cast<std::uint32_t>(window_len(rule, j))};
+}
+
+// Entries that the step closes.
+QUIRE_HOST_DEVICE constexpr std::int32_t compress_count(CompressionRule rule, std::int32_t P0,
+                                                        std::int32_t E) {
+  return (P0 + E) / rule.ratio - P0 / rule.ratio;
+}
+
+// Index of the entry that p closes among those of its batch row.
+QUIRE_HOST_DEVICE constexpr std::int32_t compress_index(CompressionRule rule, std::int32_t P0,
+                                                        std::int32_t p) {
+  return (p + 1) / rule.ratio - P0 / rule.ratio - 1;
+}
+
+// First position whose raw tokens must be kept after length L (SPEC 1.5, 2.1).
+QUIRE_HOST_DEVICE constexpr std::int32_t first_state_position(CompressionRule rule,
+                                                              std::int32_t L) {
+  const std::int32_t tail = round_down(L, rule.ratio);
+  return rule.overlap ? max_of(0, tail - rule.ratio) : tail;
+}
+
+// Tokens of the step that are written to state: the last ones, in order.
+QUIRE_HOST_DEVICE constexpr std::int32_t write_count(CompressionRule rule, std::int32_t P0,
+                                                     std::int32_t E) {
+  return min_of(E, P0 + E - first_state_position(rule, P0 + E));
+}
+
+QUIRE_HOST_DEVICE constexpr std::int32_t write_index(CompressionRule rule, std::int32_t P0,
+                                                     std::int32_t E, std::int32_t p) {
+  return p - (P0 + E - write_count(rule, P0, E));
+}
+
+// Most records of a step of `tokens` tokens in `rows` batch rows: the capacities of SPEC 1.8.
+QUIRE_HOST_DEVICE constexpr std::int64_t compress_capacity(CompressionRule rule, std::int64_t rows,
+                                                           std::int64_t tokens) {
+  return min_of(tokens, tokens / rule.ratio + rows);
+}
+QUIRE_HOST_DEVICE constexpr std::int64_t write_capacity(CompressionRule rule, std::int64_t rows,
+                                                        std::int64_t tokens) {
+  const std::int64_t most = rule.overlap ? 2 * rule.ratio - 1 : rule.ratio - 1;
+  return min_of(tokens, rows * most);
+}
+
+// --- The original kernels' state addressing, for the single operations (SPEC 1.7, 1.9). ---
+
+inline constexpr std::int32_t kC4RingTokens = 8;
+inline constexpr std::int32_t kC4PageTokens = 4;
+
+// Logical pages (position div 4) of a page-mode prefill; the caller maps them to physical ones.
+struct C4LogicalPages {
+  C4PageBundle bundle;
+  std::int32_t index_page;  // what `indices[b]` names: the last window that the step touches
+};
+
+QUIRE_HOST_DEVICE constexpr C4LogicalPages c4_logical_pages(std::int32_t P0, std::int32_t E) {
+  const std::int32_t lp = round_down(max_of(P0 - 1, 0), kC4PageTokens);
+  const std::int32_t wp = round_down(max_of(P0 + E - 1, 0), kC4PageTokens);
+  return {{max_of(lp - kC4PageTokens, 0) / kC4PageTokens, lp / kC4PageTokens,
+           max_of(wp - kC4PageTokens, 0) / kC4PageTokens, wp},
+          wp / kC4PageTokens};
+}
+
+// --- The plan of a step over a step table. ---
+
+// What the rule needs to know of the cache; the same for every step.
+struct PlanGeometry {
+  std::int32_t window_ring_tokens;  // a multiple of 64
+  std::int32_t draft_max;
+  std::int32_t csa_entries_per_page;
+  std::int32_t hca_entries_per_page;
+  std::int64_t padding_ring_location;     // what views show where nothing is written
+  std::int64_t padding_scratch_location;
+  std::int64_t padding_csa_location;
+  std::int64_t padding_hca_location;
+};
+
+enum class Inert : std::int32_t { kNo, kPadding, kEmpty, kStopped, kAtLimit, kOutOfSteps, kWrongShape };
+
+struct ResolvedRow {
+  BatchRowRecord record;
+  Inert why;
+};
+
+// A batch row lives as a whole or not at all. `header` is the plan buffer's; `rows`,
+// `tokens_per_row` and `tokens` are the shape that is being planned.
+QUIRE_HOST_DEVICE inline ResolvedRow resolve_batch_row(const PlanHeader& header, bool same_shape,
+                                                       const StepTable& table, std::int32_t seat,
+                                                       std::int32_t tokens,
+                                                       std::int32_t first_token) {
+  ResolvedRow row{{seat, 0, 0, first_token}, Inert::kNo};
+  if (seat < 0) {
+    row.why = Inert::kPadding;
+    return row;
+  }
+  row.record.start = table.length[seat];
+  if (!same_shape) {
+    row.why = Inert::kWrongShape;
+  } else if (tokens == 0) {
+    row.why = Inert::kEmpty;
+  } else if (header.steps_left <= 0) {
+    row.why = Inert::kOutOfSteps;
+  } else if (table.stopped[seat] != 0) {
+    row.why = Inert::kStopped;
+  } else if (static_cast<std::int64_t>(row.record.start) + tokens > table.limit[seat]) {
+    row.why = Inert::kAtLimit;
+  } else {
+    row.record.live_tokens = tokens;
+  }
+  return row;
+}
+
+// Rows up to this length read the window ring and may run again before their commit; longer ones
+// read the scratch (DESIGN 4).
+QUIRE_HOST_DEVICE constexpr bool is_short(const PlanGeometry& geometry, std::int32_t tokens) {
+  return tokens <= geometry.draft_max + 1;
+}
+
+// Scratch location of token j of a batch row; j from -127: the window before the chunk.
+QUIRE_HOST_DEVICE constexpr std::int64_t scratch_location(std::int32_t first_token,
+                                                          std::int32_t batch_row, std::int32_t j) {
+  return static_cast<std::int64_t>(first_token) +
+         127 * (static_cast<std::int64_t>(batch_row) + 1) + j;
+}
+
+QUIRE_HOST_DEVICE constexpr std::int64_t ring_location(const PlanGeometry& geometry,
+                                                       std::int32_t seat, std::int32_t p) {
+  return static_cast<std::int64_t>(seat) * geometry.window_ring_tokens +
+         p % geometry.window_ring_tokens;
+}
+
+// Location of entry e of a request, through its page table.
+QUIRE_HOST_DEVICE inline std::int64_t entry_location(const std::int32_t* cells,
+                                                     std::int32_t entries_per_page,
+                                                     std::int32_t e) {
+  return static_cast<std::int64_t>(cells[e / entries_per_page]) * entries_per_page +
+         e % entries_per_page;
+}
+
+QUIRE_HOST_DEVICE inline TokenRecord plan_token(const PlanGeometry& geometry,
+                                                const StepTable& table, const BatchRowRecord& row,
+                                                std::int32_t batch_row, std::int32_t j) {
+  if (j >= row.live_tokens) return {-1, 0, -1, j, -1, -1, -1, -1};
+  const std::int32_t p = row.start + j;
+  const std::int32_t length = row.start + row.live_tokens;
+  const bool in_ring = is_short(geometry, row.live_tokens) || p >= length - 128;
+  const std::int32_t* cells = table.page_table + row.seat * table.cells;
+  return {row.seat,
+          p,
+          batch_row,
+          j,
+          in_ring ? ring_location(geometry, row.seat, p) : -1,
+          is_short(geometry, row.live_tokens) ? -1
+                                              : scratch_location(row.first_token, batch_row, j),
+          closes_entry(kCsaRule, p)
+              ? entry_location(cells, geometry.csa_entries_per_page, p / kCsaRule.ratio)
+              : -1,
+          closes_entry(kHcaRule, p)
+              ? entry_location(cells, geometry.hca_entries_per_page, p / kHcaRule.ratio)
+              : -1};
+}
+
+QUIRE_HOST_DEVICE inline void write_token_views(const PlanViews& views,
+                                                const PlanGeometry& geometry, std::int32_t token,
+                                                const TokenRecord& record) {
+  const bool live = record.seat >= 0;
+  const std::int32_t seen = live ? record.position + 1 : 0;
+  views.positions[token] = record.position;
+  views.token_batch_row[token] = record.batch_row;
+  views.token_window_length[token] = min_of(seen, 128);
+  views.token_csa_length[token] = entries_of(kCsaRule, seen);
+  views.token_hca_length[token] = entries_of(kHcaRule, seen);
+  const auto shown = [](std::int64_t location, std::int64_t padding) {
+    return location >= 0 ? location : padding;
+  };
+  views.ring_locations[token] = shown(record.ring_location, geometry.padding_ring_location);
+  views.scratch_locations[token] =
+      shown(record.scratch_location, geometry.padding_scratch_location);
+  views.csa_locations[token] = shown(record.csa_location, geometry.padding_csa_location);
+  views.hca_locations[token] = shown(record.hca_location, geometry.padding_hca_location);
+}
+
+QUIRE_HOST_DEVICE inline void write_row_views(const PlanViews& views, std::int32_t batch_row,
+                                              const BatchRowRecord& row) {
+  const std::int32_t length = row.live_tokens > 0 ? row.start + row.live_tokens : 0;
+  views.cu_extend[batch_row] = row.first_token;
+  views.row_seat[batch_row] = row.seat;
+  views.row_length[batch_row] = length;
+  views.row_window_length[batch_row] = min_of(length, 128);
+  views.row_csa_length[batch_row] = entries_of(kCsaRule, length);
+  views.row_hca_length[batch_row] = entries_of(kHcaRule, length);
+}
+
+}  // namespace quire

@@ -1,0 +1,63 @@
+// The host backend's stream: a FIFO of tasks, drained by one worker thread. Work in flight is in
+// flight here too. The engine's own host work enters through `enqueue` as well.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace quire {
+
+using HostTask = std::function<void()>;
+
+// What a capture recorded; a replay queues the same tasks again.
+struct HostGraph {
+  std::vector<HostTask> tasks;
+};
+
+class HostStream {
+ public:
+  HostStream();
+  ~HostStream();  // drains what is queued, then joins the worker
+  HostStream(const HostStream&) = delete;
+  HostStream& operator=(const HostStream&) = delete;
+
+  // Queues the task, or records it while capturing. Never blocks on the task.
+  void enqueue(HostTask task);
+
+  // Blocks until everything queued so far has run. Throws what the first failing task threw; tasks
+  // behind a failure are dropped until then.
+  void wait();
+
+  void begin_capture();                       // UsageError when capturing already
+  std::shared_ptr<const HostGraph> end_capture();
+  void abort_capture() noexcept;
+  bool capturing() const;
+  void launch(std::shared_ptr<const HostGraph> graph);
+
+  // For tests: the worker takes no new task between hold and resume.
+  void hold();
+  void resume();
+
+ private:
+  void run();
+
+  mutable std::mutex mutex_;
+  std::condition_variable work_;
+  std::condition_variable done_;
+  std::deque<HostTask> queue_;
+  std::shared_ptr<HostGraph> capture_;
+  std::exception_ptr failure_;
+  bool held_ = false;
+  bool busy_ = false;
+  bool stopping_ = false;
+  std::thread worker_;
+};
+
+}  // namespace quire
