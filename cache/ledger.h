@@ -143,6 +143,7 @@ class Ledger {
   const Limits& limits() const;
 
  private:
+  friend struct LedgerTestAccess;  // tests damage the state to see check_invariants() find it
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -36,6 +36,12 @@ struct Limits {
     return round_up<std::int64_t>(tokens_max + 127 * rows_max, 64);
   }
 
+  // Page table cells that one step can change. A table always covers what was prepared before, so
+  // a batch row of n tokens over all its runs sends at most ceil(n / 256) new cells.
+  std::int64_t update_cells_max() const {
+    return min_of(tokens_max * repeat_max / kPageTokens + 2 * rows_max, seats_max * cells_max());
+  }
+
   // Throws UsageError that names the limit, its value and the range.
   void check() const;
 };

@@ -52,6 +52,9 @@ struct WindowPart {
   const float* norm_weight = nullptr;  // [512], nullable
   EntryPool ring;                      // seat x ring tokens
   EntryPool scratch;                   // ragged steps only
+  // Ragged steps: entries of up to 127 positions before each long batch row, ring to scratch. Apart
+  // from the rows, since it is ours also where the engine writes the window entries itself.
+  bool copy_older_window = false;
 };
 
 // One of the two compressors of a CSA layer: main (d = 512) or indexer (d = 128).
@@ -96,8 +99,10 @@ struct ApplyParams {
   bool first_chunk;                 // sets the header and pads the rest of the shape
   std::int32_t first_batch_row;     // of this chunk
   std::int32_t batch_rows, cells, lowered_limits;  // in this chunk
-  std::byte changes[kUpdateChunkBytes];  // BatchRowUpdates, then CellUpdates, then LimitUpdates
+  // BatchRowUpdates, then CellUpdates, then LimitUpdates; packed by planner/apply_chunks.h.
+  alignas(16) std::byte changes[kUpdateChunkBytes];
 };
+static_assert(sizeof(ApplyParams) <= 32764);
 
 struct PlanParams {
   StepShape shape;

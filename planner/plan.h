@@ -121,6 +121,7 @@ struct PlanBuffer {
   BatchRowRecord* rows = nullptr;      // [rows]
   TokenRecord* tokens = nullptr;       // [tokens]
   PlanRecord* csa_entries = nullptr;   // [csa_entry_capacity] ragged: compact, in order, padded
+  std::int32_t* row_csa_base = nullptr;  // [rows] scratch of the ragged device planner
   PlanViews views;
 };
 

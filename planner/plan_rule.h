@@ -68,6 +68,16 @@ QUIRE_HOST_DEVICE constexpr std::int32_t write_index(CompressionRule rule, std::
   return p - (P0 + E - write_count(rule, P0, E));
 }
 
+// The inverses: position of the k-th entry that the step closes, and of its k-th state write.
+QUIRE_HOST_DEVICE constexpr std::int32_t compress_position(CompressionRule rule, std::int32_t P0,
+                                                           std::int32_t k) {
+  return (P0 / rule.ratio + 1 + k) * rule.ratio - 1;
+}
+QUIRE_HOST_DEVICE constexpr std::int32_t write_position(CompressionRule rule, std::int32_t P0,
+                                                        std::int32_t E, std::int32_t k) {
+  return P0 + E - write_count(rule, P0, E) + k;
+}
+
 // Most records of a step of `tokens` tokens in `rows` batch rows: the capacities of SPEC 1.8.
 QUIRE_HOST_DEVICE constexpr std::int64_t compress_capacity(CompressionRule rule, std::int64_t rows,
                                                            std::int64_t tokens) {
@@ -160,6 +170,14 @@ QUIRE_HOST_DEVICE constexpr std::int64_t scratch_location(std::int32_t first_tok
          127 * (static_cast<std::int64_t>(batch_row) + 1) + j;
 }
 
+// Whether token j of a live batch row goes to the CSA state ring. A short row may keep any prefix of
+// its tokens, and each prefix needs another tail: all its tokens go there, the ring has the room.
+QUIRE_HOST_DEVICE constexpr bool writes_csa_state(const PlanGeometry& geometry,
+                                                  const BatchRowRecord& row, std::int32_t j) {
+  return is_short(geometry, row.live_tokens) ||
+         write_index(kCsaRule, row.start, row.live_tokens, row.start + j) >= 0;
+}
+
 QUIRE_HOST_DEVICE constexpr std::int64_t ring_location(const PlanGeometry& geometry,
                                                        std::int32_t seat, std::int32_t p) {
   return static_cast<std::int64_t>(seat) * geometry.window_ring_tokens +
@@ -174,10 +192,13 @@ QUIRE_HOST_DEVICE inline std::int64_t entry_location(const std::int32_t* cells,
          e % entries_per_page;
 }
 
+// What stands where no batch row has a token, or its row is inert.
+QUIRE_HOST_DEVICE constexpr TokenRecord inert_token() { return {-1, 0, -1, 0, -1, -1, -1, -1}; }
+
 QUIRE_HOST_DEVICE inline TokenRecord plan_token(const PlanGeometry& geometry,
                                                 const StepTable& table, const BatchRowRecord& row,
                                                 std::int32_t batch_row, std::int32_t j) {
-  if (j >= row.live_tokens) return {-1, 0, -1, j, -1, -1, -1, -1};
+  if (j >= row.live_tokens) return inert_token();
   const std::int32_t p = row.start + j;
   const std::int32_t length = row.start + row.live_tokens;
   const bool in_ring = is_short(geometry, row.live_tokens) || p >= length - 128;

@@ -52,6 +52,7 @@ class Backend {
   virtual void begin_capture(StreamView stream) = 0;
   virtual void* end_capture(StreamView stream) = 0;  // an executable graph
   virtual void abort_capture(StreamView stream) noexcept = 0;
+  virtual bool is_capturing(StreamView stream) const = 0;
   virtual void launch_graph(void* graph, StreamView stream) = 0;
   virtual void destroy_graph(void* graph) noexcept = 0;
 

@@ -2,8 +2,9 @@
 // plans, appends and commits. It decides nothing.
 //
 // One thread at a time. Nothing blocks but construction, destruction and what has `wait` in its
-// name. All steps run on one stream or on streams that join it. `enqueue_plan`, `append` and
-// `enqueue_commit` may be captured; `apply` may not. Every call restores the current device.
+// name. All steps run on one stream or on streams that join it; wait for them before destruction.
+// `enqueue_plan`, `append` and `enqueue_commit` may be captured; `apply` may not. Every call restores
+// the current device.
 #pragma once
 
 #include <cstdint>
@@ -133,6 +134,9 @@ class DeviceCache {
   const PlanViews& views(PlanBufferId buffer) const;
   const PlanBuffer& plan_buffer(PlanBufferId buffer) const;
   const StepTable& step_table() const;
+
+  // The shape of the update last applied to the buffer since construction or `clear`.
+  std::optional<StepShape> applied_shape(PlanBufferId buffer) const;
 
   // Pools as the consumers index them. `scratch` belongs to a plan buffer, shared by its layers.
   EntryPool window_ring(LayerId layer) const;

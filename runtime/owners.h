@@ -56,7 +56,7 @@ class GraphExec {
   }
 
   void launch(StreamView stream) const { backend_->launch_graph(handle_, stream); }
-  void* handle() const { return handle_; }  // a cudaGraphExec_t with the CUDA backend
+  void* handle() const { return handle_; }  // a cuda::CudaGraph* with the CUDA backend
 
  private:
   friend class Capture;
@@ -89,8 +89,8 @@ class Capture {
   StreamView stream_;
 };
 
-// A pool with a budget, and spans of memory from it. Destruction returns memory in stream order and
-// waits for the stream.
+// A pool with a budget, and spans of memory from it. Destruction returns memory in stream order;
+// the stream and the pool outlive it.
 class MemoryPool {
  public:
   MemoryPool(Backend& backend, std::int64_t budget_bytes)

@@ -16,9 +16,19 @@ namespace quire {
 
 using HostTask = std::function<void()>;
 
-// What a capture recorded; a replay queues the same tasks again.
+// What a capture recorded; a replay queues the same tasks again. The tasks of streams that were
+// forked into the capture stand among them in the order in which they were enqueued, which is one
+// of the orders that the joins allow.
 struct HostGraph {
   std::vector<HostTask> tasks;
+};
+
+class HostStream;
+
+// A capture in progress: the stream that began it comes first, forked ones follow. Owner thread.
+struct HostCapture {
+  HostGraph graph;
+  std::vector<HostStream*> streams;
 };
 
 class HostStream {
@@ -36,9 +46,11 @@ class HostStream {
   void wait();
 
   void begin_capture();                       // UsageError when capturing already
-  std::shared_ptr<const HostGraph> end_capture();
+  std::shared_ptr<const HostGraph> end_capture();  // UsageError unless this stream began it
   void abort_capture() noexcept;
   bool capturing() const;
+  std::shared_ptr<HostCapture> capture() const;  // null: not capturing
+  void fork_into(std::shared_ptr<HostCapture> capture);  // as an event join does
   void launch(std::shared_ptr<const HostGraph> graph);
 
   // For tests: the worker takes no new task between hold and resume.
@@ -47,15 +59,17 @@ class HostStream {
 
  private:
   void run();
+  void leave_capture() noexcept;
 
   mutable std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable done_;
   std::deque<HostTask> queue_;
-  std::shared_ptr<HostGraph> capture_;
+  std::shared_ptr<HostCapture> capture_;
   std::exception_ptr failure_;
+  std::uint64_t queued_ = 0;
+  std::uint64_t finished_ = 0;
   bool held_ = false;
-  bool busy_ = false;
   bool stopping_ = false;
   std::thread worker_;
 };

@@ -1,0 +1,163 @@
+// serve_loop: runs requests of a trace, or made-up ones, through Quire and prints a table.
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <quire/runtime/base/errors.h>
+
+#include "examples/server.h"
+
+namespace {
+
+using quire::concat;
+using namespace quire::serving;
+
+struct Settings {
+  WorkloadOptions workload;
+  ServerOptions server;
+  std::string backend = "auto";
+  std::string layers = "scc";
+};
+
+quire::ModelSpec parse_layers(const std::string& text) {
+  quire::ModelSpec spec;
+  for (const char kind : text) {
+    QUIRE_CHECK(kind == 's' || kind == 'c', "layers '", text,
+                "': supported are s (sliding) and c (csa)");
+    spec.layers.push_back(kind == 's' ? quire::LayerKind::kSliding : quire::LayerKind::kCsa);
+  }
+  return spec;
+}
+
+void add_options(CLI::App& app, Settings& settings) {
+  quire::Limits& limits = settings.server.limits;
+  limits.seats_max = 32;
+  limits.rows_max = 32;
+  limits.tokens_max = 2048;
+  settings.server.verify = 4;
+
+  app.add_option("--trace", settings.workload.trace,
+                 "Trace: .jsonl (Mooncake) or .csv (Azure); none: a synthetic workload");
+  app.add_option("--requests", settings.workload.requests, "Requests to serve")
+      ->capture_default_str();
+  app.add_option("--scale", settings.workload.scale, "Divide lengths by this")
+      ->capture_default_str();
+  app.add_option("--seed", settings.workload.seed, "Seed of lengths and prompts")
+      ->capture_default_str();
+  app.add_option("--on-bad-line", settings.workload.on_bad_line, "A malformed trace line")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, BadLine>{{"stop", BadLine::kStop}, {"skip", BadLine::kSkip}}))
+      ->option_text("{stop,skip} [stop]");
+  app.add_option("--verify", settings.server.verify, "Requests to verify byte for byte")
+      ->capture_default_str();
+  app.add_option("--backend", settings.backend, "auto: CUDA where a device is")
+      ->check(CLI::IsMember({"auto", "host", "cuda"}))
+      ->capture_default_str();
+  app.add_option("--layers", settings.layers, "One letter a layer: s sliding, c csa")
+      ->capture_default_str();
+  app.add_option("--seats", limits.seats_max, "Live requests at once")->capture_default_str();
+  app.add_option("--pages", limits.pages, "Pages of 256 tokens; 0: as many as all seats need");
+  app.add_option("--rows", limits.rows_max, "Batch rows of one step")->capture_default_str();
+  app.add_option("--chunk", limits.tokens_max, "Prompt tokens of one prefill step")
+      ->capture_default_str();
+  app.add_option("--promise", settings.server.promise, "Pages set aside at admission")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Promise>{
+          {"whole", Promise::kWhole}, {"prompt", Promise::kPrompt}}))
+      ->option_text("{whole,prompt} [whole]");
+}
+
+// The longest request decides the context; without --pages the seats' average need decides the rest.
+void size_limits(quire::Limits& limits, const std::vector<TraceRequest>& requests) {
+  std::int64_t longest = 0;
+  std::int64_t sum_pages = 0;
+  for (const TraceRequest& request : requests) {
+    const std::int64_t tokens = request.prompt_tokens + request.output_tokens;
+    longest = std::max(longest, tokens);
+    sum_pages += quire::ceil_div(tokens, quire::kPageTokens);
+  }
+  limits.context_max = longest;
+  limits.plan_buffers = 2;
+  if (limits.pages == 0) {
+    const auto count = static_cast<std::int64_t>(requests.size());
+    const std::int64_t average = quire::ceil_div(sum_pages, count);
+    limits.pages = std::max(quire::ceil_div(longest, quire::kPageTokens),
+                            std::min(limits.seats_max, count) * average);
+  }
+}
+
+void print_table(const ServerStatistics& s, const quire::CacheBytes& bytes, double seconds,
+                 const char* backend) {
+  const auto row = [](const char* what, const std::string& value) {
+    std::printf("  %-34s %s\n", what, value.c_str());
+  };
+  const auto rate = [&](std::int64_t tokens) {
+    return concat(tokens, "  (", static_cast<std::int64_t>(static_cast<double>(tokens) / seconds),
+                  " a second)");
+  };
+  const auto mebibytes = [](std::int64_t count) { return concat(count / (1 << 20), " MiB"); };
+  std::printf("\nserved on the %s backend in %.2f s\n", backend, seconds);
+  row("requests finished", concat(s.requests_finished));
+  row("prompt tokens prefilled", rate(s.prompt_tokens));
+  row("output tokens decoded", rate(s.output_tokens));
+  row("prefill steps", concat(s.prefill_steps));
+  row("decode steps, captured graph", concat(s.decode_steps));
+  row("admissions that had to wait", concat(s.admissions_delayed));
+  row("preemptions", concat(s.preemptions));
+  row("seats, most at once", concat(s.seats_peak));
+  row("pages, most at once", concat(s.pages_peak));
+  row("memory: pages / seats / scratch",
+      concat(mebibytes(bytes.pages), " / ", mebibytes(bytes.seats), " / ",
+             mebibytes(bytes.scratch)));
+  row("requests verified byte for byte", concat(s.requests_verified));
+  row("bytes verified", concat(s.bytes_verified));
+}
+
+int serve(Settings& settings) {
+  const auto requests = load_workload(settings.workload, [](const std::string& text) {
+    std::fprintf(stderr, "serve_loop: %s\n", text.c_str());
+  });
+  settings.server.spec = parse_layers(settings.layers);
+  size_limits(settings.server.limits, requests);
+  const std::unique_ptr<quire::Backend> backend =
+      settings.backend == "host"   ? quire::make_host_backend()
+      : settings.backend == "cuda" ? quire::make_cuda_backend()
+                                   : quire::make_default_backend();
+  const bool cuda = backend->kind() == quire::BackendKind::kCuda;
+  std::printf("serve_loop: %zu requests, layers %s, %s backend\n", requests.size(),
+              settings.layers.c_str(), cuda ? "cuda" : "host");
+  std::fflush(stdout);
+
+  Server server(*backend, settings.server);
+  const auto start = std::chrono::steady_clock::now();
+  const ServerStatistics statistics = server.run(requests, [&](const ServerStatistics& s) {
+    std::fprintf(stderr, "  %lld of %zu requests, %lld prompt and %lld output tokens\n",
+                 static_cast<long long>(s.requests_finished), requests.size(),
+                 static_cast<long long>(s.prompt_tokens),
+                 static_cast<long long>(s.output_tokens));
+  });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  print_table(statistics, server.cache().device().bytes(), seconds.count(),
+              cuda ? "cuda" : "host");
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Serves requests of a trace with Quire owning the KV cache.");
+  Settings settings;
+  try {
+    add_options(app, settings);
+    app.parse(argc, argv);
+    settings.server.seed = settings.workload.seed;
+    return serve(settings);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "serve_loop: %s\n", error.what());
+    return 1;
+  }
+}

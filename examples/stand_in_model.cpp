@@ -1,0 +1,197 @@
+#include "examples/stand_in_model.h"
+
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/host/host_stream.h>
+
+#include "examples/stand_in_rows.h"
+
+namespace quire::serving {
+namespace {
+
+std::vector<float> made_up(std::size_t count, std::uint32_t key, float centre, float spread) {
+  std::vector<float> values(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    values[i] = centre + spread * 0.25f * row_value(key, static_cast<std::int32_t>(i));
+  }
+  return values;
+}
+
+LayerWeights make_weights(LayerKind kind, std::uint32_t layer) {
+  const auto key = [layer](std::uint32_t part) { return mix(layer * 16 + part + 1); };
+  LayerWeights weights;
+  weights.window_norm = made_up(512, key(0), 1.0f, 0.2f);
+  if (kind == LayerKind::kCsa) {
+    weights.csa_bias = made_up(8 * 512, key(1), 0.0f, 1.0f);
+    weights.csa_norm = made_up(512, key(2), 1.0f, 0.2f);
+    weights.indexer_bias = made_up(8 * 128, key(3), 0.0f, 1.0f);
+    weights.indexer_norm = made_up(128, key(4), 1.0f, 0.2f);
+  }
+  return weights;
+}
+
+// Hands out parts of one allocation; with a null base it only measures.
+class Carver {
+ public:
+  explicit Carver(std::byte* base) : base_(base) {}
+
+  template <class T>
+  T* take(std::int64_t count) {
+    T* place = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ = round_up<std::int64_t>(used_ + count * static_cast<std::int64_t>(sizeof(T)), 256);
+    return place;
+  }
+  std::int64_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::int64_t used_ = 0;
+};
+
+StandInParams carve_arrays(Carver& carver, const Limits& limits) {
+  StandInParams arrays;
+  arrays.seat_seed = carver.take<std::uint32_t>(limits.seats_max);
+  arrays.seat_prompt_tokens = carver.take<std::int32_t>(limits.seats_max);
+  arrays.seat_next_token = carver.take<std::uint32_t>(limits.seats_max);
+  arrays.window = carver.take<std::uint16_t>(limits.tokens_max * 512);
+  arrays.csa = carver.take<float>(limits.tokens_max * 2048);
+  arrays.indexer = carver.take<float>(limits.tokens_max * 512);
+  return arrays;
+}
+
+std::int64_t bytes_needed(const ModelSpec& spec, const Limits& limits) {
+  Carver carver(nullptr);
+  carve_arrays(carver, limits);
+  carver.take<float>(2 * limits.context_max * kRopeDim);
+  for (std::size_t layer = 0; layer < spec.layers.size(); ++layer) {
+    for (const std::int64_t count : {512, 8 * 512, 512, 8 * 128, 128}) carver.take<float>(count);
+  }
+  return carver.used();
+}
+
+}  // namespace
+
+StandInModel::StandInModel(Backend& backend, const ModelSpec& spec, const Limits& limits,
+                           Stream& stream)
+    : backend_(&backend),
+      spec_(spec),
+      limits_(limits),
+      pool_(backend, bytes_needed(spec, limits)),
+      memory_(pool_, bytes_needed(spec, limits), stream) {
+  Carver carver(memory_.data());
+  arrays_ = carve_arrays(carver, limits);
+  const auto place = [&](const std::vector<float>& values) -> const float* {
+    if (values.empty()) return nullptr;
+    float* to = carver.take<float>(static_cast<std::int64_t>(values.size()));
+    backend.copy(to, values.data(), static_cast<std::int64_t>(values.size() * sizeof(float)),
+                 stream);
+    return to;
+  };
+  for (const RopeGroup group : {RopeGroup::kSliding, RopeGroup::kCompressing}) {
+    const auto index = static_cast<std::size_t>(group);
+    rope_[index].resize(static_cast<std::size_t>(limits.context_max * kRopeDim));
+    make_rope_table(group, limits.context_max, RopeLayout::kInterleaved, rope_[index]);
+    rope_tables_[index] = {place(rope_[index]), limits.context_max, RopeLayout::kInterleaved};
+  }
+  weights_.reserve(spec.layers.size());  // copies in flight read from the elements
+  for (std::size_t layer = 0; layer < spec.layers.size(); ++layer) {
+    weights_.push_back(make_weights(spec.layers[layer], static_cast<std::uint32_t>(layer)));
+    const LayerWeights& weights = weights_.back();
+    LayerBinding binding;
+    binding.window_norm = place(weights.window_norm);
+    binding.csa_bias = place(weights.csa_bias);
+    binding.csa_norm = place(weights.csa_norm);
+    binding.indexer_bias = place(weights.indexer_bias);
+    binding.indexer_norm = place(weights.indexer_norm);
+    binding.bias_order = BiasOrder::kKernel;
+    bindings_.push_back(binding);
+  }
+  stream.wait();
+}
+
+void StandInModel::bind(DeviceCache& cache) const {
+  for (std::size_t layer = 0; layer < bindings_.size(); ++layer) {
+    cache.bind_layer(LayerId(static_cast<std::int32_t>(layer)), bindings_[layer]);
+  }
+  for (const RopeGroup group : {RopeGroup::kSliding, RopeGroup::kCompressing}) {
+    cache.bind_rope(group, rope_tables_[static_cast<std::size_t>(group)]);
+  }
+}
+
+void StandInModel::begin_request(SeatId seat, std::uint32_t seed, std::int64_t prompt_tokens,
+                                 StreamView stream) {
+  const auto prompt = static_cast<std::int32_t>(prompt_tokens);
+#ifdef QUIRE_WITH_CUDA
+  if (!stream.is_host()) {
+    stand_in_begin_cuda(arrays_, seat.value, seed, prompt, stream.cuda());
+    return;
+  }
+#endif
+  stream.host()->enqueue([arrays = arrays_, seat, seed, prompt] {
+    arrays.seat_seed[seat.value] = seed;
+    arrays.seat_prompt_tokens[seat.value] = prompt;
+  });
+}
+
+void StandInModel::enqueue_step(DeviceCache& cache, PlanBufferId buffer, StepShape shape,
+                                StreamView stream) const {
+  const auto run = [&](const StandInParams& params, bool sample) {
+#ifdef QUIRE_WITH_CUDA
+    if (!stream.is_host()) {
+      sample ? stand_in_sample_cuda(params, stream.cuda())
+             : stand_in_rows_cuda(params, stream.cuda());
+      return;
+    }
+#endif
+    stream.host()->enqueue(
+        [params, sample] { sample ? stand_in_sample_host(params) : stand_in_rows_host(params); });
+  };
+
+  StandInParams params = arrays_;
+  params.shape = shape;
+  params.views = cache.views(buffer);
+  cache.enqueue_plan(buffer, stream);
+  for (std::size_t layer = 0; layer < spec_.layers.size(); ++layer) {
+    params.layer = static_cast<std::int32_t>(layer);
+    params.compressing = spec_.layers[layer] == LayerKind::kCsa;
+    run(params, false);
+    AppendInputs inputs;
+    inputs.window.data = params.window;
+    if (params.compressing) {
+      inputs.csa.data = params.csa;
+      inputs.indexer.data = params.indexer;
+    }
+    cache.append(LayerId(params.layer), buffer, inputs, stream);
+  }
+  run(params, true);
+  cache.enqueue_commit(buffer, nullptr, nullptr, stream);
+}
+
+const LayerWeights& StandInModel::weights(LayerId layer) const {
+  return weights_[static_cast<std::size_t>(layer.value)];
+}
+
+const std::vector<float>& StandInModel::rope(RopeGroup group) const {
+  return rope_[static_cast<std::size_t>(group)];
+}
+
+void stand_in_rows_host(const StandInParams& params) {
+  const auto fill = [&](const RowToken& row, RowPart part, std::int32_t width, auto* out,
+                        auto element) {
+    const std::uint32_t key = row_key(row.token, row.position, params.layer, part);
+    for (std::int32_t c = 0; c < width; ++c) out[c] = element(row, key, c);
+  };
+  for (std::int32_t t = 0; t < params.shape.tokens; ++t) {
+    const RowToken row = token_of_row(params, t);
+    const auto at = static_cast<std::size_t>(t);
+    fill(row, RowPart::kWindow, 512, params.window + at * 512, row_element_bf16);
+    if (!params.compressing) continue;
+    fill(row, RowPart::kCsa, 2048, params.csa + at * 2048, row_element);
+    fill(row, RowPart::kIndexer, 512, params.indexer + at * 512, row_element);
+  }
+}
+
+void stand_in_sample_host(const StandInParams& params) {
+  for (std::int32_t row = 0; row < params.shape.rows; ++row) sample_row(params, row);
+}
+
+}  // namespace quire::serving

@@ -1,0 +1,75 @@
+// The stand-in model on CUDA: plain kernels, as an engine that knows nothing of programmatic launch
+// would have them.
+#include <cuda_runtime_api.h>
+
+#include <quire/runtime/base/errors.h>
+
+#include "examples/stand_in_rows.h"
+
+namespace quire::serving {
+namespace {
+
+constexpr int kThreads = 256;
+
+__global__ void rows_kernel(const __grid_constant__ StandInParams params) {
+  const auto t = static_cast<std::int32_t>(blockIdx.x);
+  const RowToken row = token_of_row(params, t);
+  const auto key = [&](RowPart part) {
+    return row_key(row.token, row.position, params.layer, part);
+  };
+  const auto c0 = static_cast<std::int32_t>(threadIdx.x);
+  const std::int64_t at = t;
+  const std::uint32_t window_key = key(RowPart::kWindow);
+  for (std::int32_t c = c0; c < 512; c += kThreads) {
+    params.window[at * 512 + c] = row_element_bf16(row, window_key, c);
+  }
+  if (!params.compressing) return;
+  const std::uint32_t csa_key = key(RowPart::kCsa);
+  for (std::int32_t c = c0; c < 2048; c += kThreads) {
+    params.csa[at * 2048 + c] = row_element(row, csa_key, c);
+  }
+  const std::uint32_t indexer_key = key(RowPart::kIndexer);
+  for (std::int32_t c = c0; c < 512; c += kThreads) {
+    params.indexer[at * 512 + c] = row_element(row, indexer_key, c);
+  }
+}
+
+__global__ void sample_kernel(const __grid_constant__ StandInParams params) {
+  const auto row = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (row < params.shape.rows) sample_row(params, row);
+}
+
+__global__ void begin_kernel(std::uint32_t* seed_of, std::int32_t* prompt_of, std::int32_t seat,
+                             std::uint32_t seed, std::int32_t prompt_tokens) {
+  seed_of[seat] = seed;
+  prompt_of[seat] = prompt_tokens;
+}
+
+void check_launch(const char* what) {
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) {
+    throw CudaError(error, concat("launch of ", what, ": ", cudaGetErrorString(error)));
+  }
+}
+
+}  // namespace
+
+void stand_in_rows_cuda(const StandInParams& params, CUstream_st* stream) {
+  rows_kernel<<<static_cast<unsigned>(params.shape.tokens), kThreads, 0, stream>>>(params);
+  check_launch("rows_kernel");
+}
+
+void stand_in_sample_cuda(const StandInParams& params, CUstream_st* stream) {
+  const int blocks = (params.shape.rows + kThreads - 1) / kThreads;
+  sample_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+  check_launch("sample_kernel");
+}
+
+void stand_in_begin_cuda(const StandInParams& params, std::int32_t seat, std::uint32_t seed,
+                         std::int32_t prompt_tokens, CUstream_st* stream) {
+  begin_kernel<<<1, 1, 0, stream>>>(params.seat_seed, params.seat_prompt_tokens, seat, seed,
+                                    prompt_tokens);
+  check_launch("begin_kernel");
+}
+
+}  // namespace quire::serving

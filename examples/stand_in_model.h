@@ -1,0 +1,75 @@
+// A model that costs nothing: its input rows and tokens are hashes (stand_in_math.h), its weights are
+// made up. It stands where an engine's GEMMs, attention and sampling stand, on either backend.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <quire/cache/cache_manager.h>
+#include <quire/runtime/owners.h>
+
+namespace quire::serving {
+
+// Weights on the host, as the model file would hold them. Shapes as in LayerBinding.
+struct LayerWeights {
+  std::vector<float> window_norm, csa_bias, csa_norm, indexer_bias, indexer_norm;
+};
+
+struct StandInParams {
+  std::int32_t layer = 0;
+  bool compressing = false;
+  StepShape shape;
+  PlanViews views;
+  std::uint32_t* seat_seed = nullptr;           // [seats]
+  std::int32_t* seat_prompt_tokens = nullptr;   // [seats]
+  std::uint32_t* seat_next_token = nullptr;           // [seats]
+  std::uint16_t* window = nullptr;                    // [tokens, 512] bf16
+  float* csa = nullptr;                               // [tokens, 2048]
+  float* indexer = nullptr;                           // [tokens, 512]
+};
+
+class StandInModel {
+ public:
+  // Makes weights from the seed and copies them to the backend; blocks.
+  StandInModel(Backend& backend, const ModelSpec& spec, const Limits& limits, Stream& stream);
+
+  // Binds every layer and both RoPE tables.
+  void bind(DeviceCache& cache) const;
+
+  // In stream order: the seat belongs to a request that is named by this seed.
+  void begin_request(SeatId seat, std::uint32_t seed, std::int64_t prompt_tokens,
+                     StreamView stream);
+
+  // One whole step: plan, for every layer its rows and its append, sampling, commit. May be
+  // captured.
+  void enqueue_step(DeviceCache& cache, PlanBufferId buffer, StepShape shape,
+                    StreamView stream) const;
+
+  const LayerWeights& weights(LayerId layer) const;
+  const std::vector<float>& rope(RopeGroup group) const;  // [context_max, 64], interleaved
+
+ private:
+
+  Backend* backend_;
+  ModelSpec spec_;
+  Limits limits_;
+  std::vector<LayerWeights> weights_;
+  std::vector<float> rope_[2];
+  std::vector<LayerBinding> bindings_;
+  RopeTable rope_tables_[2];
+  MemoryPool pool_;
+  Memory memory_;
+  StandInParams arrays_;
+};
+
+// The model's two operations, on the host and on CUDA.
+void stand_in_rows_host(const StandInParams& params);
+void stand_in_sample_host(const StandInParams& params);
+#ifdef QUIRE_WITH_CUDA
+void stand_in_rows_cuda(const StandInParams& params, CUstream_st* stream);
+void stand_in_sample_cuda(const StandInParams& params, CUstream_st* stream);
+void stand_in_begin_cuda(const StandInParams& params, std::int32_t seat, std::uint32_t seed,
+                         std::int32_t prompt_tokens, CUstream_st* stream);
+#endif
+
+}  // namespace quire::serving

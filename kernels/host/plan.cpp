@@ -1,0 +1,155 @@
+// Update, plan and commit of a step, and the plan records of the single operations: plain loops
+// over the planning rule, in batch row order. Integers only, so the floating-point environment
+// does not matter here.
+#include <algorithm>
+
+#include <quire/kernels/host/operations.h>
+#include <quire/planner/step_rule.h>
+
+namespace quire::host {
+
+namespace {
+
+void add_to_report(DeviceReport& report, std::int32_t* counter, std::int32_t seat) {
+  if (counter == nullptr) return;
+  ++*counter;
+  report.first_failing_seat = std::min(report.first_failing_seat, seat);
+}
+
+void copy_page_table_row(const PlanParams& params, std::int32_t batch_row,
+                         const BatchRowRecord& row) {
+  if (row.seat < 0) return;
+  const std::int32_t* from = params.table.page_table + row.seat * params.table.cells;
+  std::int32_t* to =
+      params.plan.views.page_table + batch_row * params.plan.views.page_table_stride;
+  std::copy_n(from, shown_cells(row), to);
+}
+
+BatchRowRecord plan_row(const PlanParams& params, std::int32_t batch_row,
+                        const ResolvedRow& resolved) {
+  write_batch_row(params, batch_row, resolved.record);
+  copy_page_table_row(params, batch_row, resolved.record);
+  add_to_report(*params.plan.report, report_counter(*params.plan.report, resolved.why),
+                resolved.record.seat);
+  return resolved.record;
+}
+
+void plan_decode(const PlanParams& params, bool same_shape) {
+  const StepShape& shape = params.shape;
+  for (std::int32_t r = 0; r < shape.rows; ++r) {
+    const AppliedRow applied = applied_row(params.plan, same_shape, r);
+    const BatchRowRecord row =
+        plan_row(params, r, plan_decode_row(params, same_shape, applied, r));
+    for (std::int32_t j = 0; j < shape.tokens_per_row; ++j) {
+      write_token(params, row.first_token + j,
+                  plan_token(params.geometry, params.table, row, r, j));
+    }
+  }
+  params.plan.views.cu_extend[shape.rows] = shape.rows * shape.tokens_per_row;
+  params.plan.header->short_rows = shape.rows;
+  params.plan.header->csa_entries = 0;
+}
+
+void plan_ragged(const PlanParams& params, bool same_shape) {
+  const StepShape& shape = params.shape;
+  std::int64_t before = 0;
+  std::int32_t csa_entries = 0;
+  std::int32_t short_rows = shape.rows;
+  for (std::int32_t r = 0; r < shape.rows; ++r) {
+    const AppliedRow applied = applied_row(params.plan, same_shape, r);
+    const BatchRowRecord row =
+        plan_row(params, r, plan_ragged_row(params, same_shape, applied, before));
+    before += applied.tokens;
+    const std::int32_t end = ragged_first_token(params, before);
+    for (std::int32_t token = row.first_token; token < end; ++token) {
+      write_ragged_token(params, token, r, row, csa_entries);
+    }
+    csa_entries += csa_entries_of(row);
+    if (!is_short(params.geometry, applied.tokens)) short_rows = std::min(short_rows, r);
+  }
+  const std::int32_t tokens = ragged_first_token(params, before);
+  for (std::int32_t token = tokens; token < shape.tokens; ++token) {
+    write_token(params, token, inert_token());
+  }
+  csa_entries = std::min(csa_entries, params.csa_entry_capacity);
+  std::fill(params.plan.csa_entries + csa_entries,
+            params.plan.csa_entries + params.csa_entry_capacity, kPaddingRecord);
+  params.plan.views.cu_extend[shape.rows] = tokens;
+  params.plan.header->short_rows = short_rows;
+  params.plan.header->csa_entries = csa_entries;
+}
+
+}  // namespace
+
+void apply(const ApplyParams& params) {
+  if (params.first_chunk) apply_header(params);
+  for (std::int32_t i = 0; i < params.batch_rows; ++i) apply_batch_row(params, i);
+  for (std::int32_t i = 0; i < padding_rows(params); ++i) apply_padding_row(params, i);
+  for (std::int32_t i = 0; i < params.cells; ++i) apply_cell(params, i);
+  for (std::int32_t i = 0; i < params.lowered_limits; ++i) apply_lowered_limit(params, i);
+}
+
+void plan(const PlanParams& params) {
+  PlanHeader& header = *params.plan.header;
+  const bool same_shape = is_applied_shape(header, params.shape);
+  if (params.shape.is_decode()) {
+    plan_decode(params, same_shape);
+  } else {
+    plan_ragged(params, same_shape);
+  }
+  header.steps_at_plan = header.steps_left;
+}
+
+void commit(const CommitParams& params) {
+  if (!may_commit(params)) return;
+  DeviceReport& report = *params.plan.report;
+  for (std::int32_t r = 0; r < params.shape.rows; ++r) {
+    if (!commit_batch_row(params, r)) {
+      add_to_report(report, &report.rows_kept_too_many, params.plan.rows[r].seat);
+    }
+  }
+  PlanHeader& header = *params.plan.header;
+  header.steps_left = header.steps_at_plan - 1;
+}
+
+void plan_records(const RecordPlanParams& params) {
+  const CompressionRule rule = params.rule;
+  std::int32_t tokens = 0;
+  std::int32_t compress = 0;
+  std::int32_t write = 0;
+  const auto put = [](PlanRecord* list, std::int64_t capacity, std::int32_t at,
+                      const PlanRecord& record) {
+    if (list != nullptr && at < capacity) list[at] = record;
+  };
+  for (std::int32_t r = 0; r < params.rows; ++r) {
+    params.cu_extend[r] = tokens;
+    params.cu_compress[r] = compress;
+    params.cu_write[r] = write;
+    const std::int32_t P0 = params.prefix[r];
+    const std::int32_t E = params.extend[r];
+    for (std::int32_t j = 0; j < E; ++j) {
+      const std::int32_t p = P0 + j;
+      const PlanRecord record = plan_record(rule, tokens + j, r, P0, j);
+      if (closes_entry(rule, p)) {
+        put(params.compress, params.compress_capacity, compress + compress_index(rule, P0, p),
+            record);
+      }
+      if (const std::int32_t index = write_index(rule, P0, E, p); index >= 0) {
+        put(params.write, params.write_capacity, write + index, record);
+      }
+    }
+    tokens += E;
+    compress += compress_count(rule, P0, E);
+    write += write_count(rule, P0, E);
+  }
+  params.cu_extend[params.rows] = tokens;
+  params.cu_compress[params.rows] = compress;
+  params.cu_write[params.rows] = write;
+  const auto pad = [](PlanRecord* list, std::int64_t capacity, std::int64_t from) {
+    if (list != nullptr) std::fill(list + std::min(from, capacity), list + capacity, kPaddingRecord);
+  };
+  pad(params.compress, params.compress_capacity, compress);
+  pad(params.write, params.write_capacity, write);
+}
+
+}  // namespace quire::host

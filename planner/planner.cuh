@@ -1,0 +1,109 @@
+// What the planning kernels share: sums over any number of batch rows in one block, the search for
+// the batch row of a token, the report, and the plain launch.
+#pragma once
+
+#include <cub/block/block_scan.cuh>
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include <quire/planner/device_planner.h>
+#include <quire/planner/step_rule.h>
+#include <quire/runtime/cuda/launch.cuh>
+
+namespace quire::cuda {
+
+inline constexpr int kPlannerThreads = 256;
+inline constexpr int kScanThreads = 1024;
+
+// Without the attribute: a full edge to what is in front.
+template <class Params>
+void launch_plain(void (*kernel)(Params), std::int64_t blocks, int threads, const Params& params,
+                  cudaStream_t stream) {
+  launch(kernel, linear_grid(blocks), dim3(static_cast<unsigned>(threads)), 0, stream, false,
+         params);
+}
+
+// Each file loads its own.
+void load_step_kernels();
+void load_decode_planner();
+void load_ragged_planner();
+void load_record_planner();
+
+// Blocks of `threads` for `items`; one even for none, which an empty grid is not.
+inline std::int64_t blocks_for(std::int64_t items, int threads) {
+  return max_of(ceil_div(items, std::int64_t{threads}), std::int64_t{1});
+}
+
+__device__ inline std::int64_t thread_in_grid() {
+  return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+// Sums and a minimum: the order of the adding threads does not show.
+__device__ inline void add_to_report(DeviceReport& report, std::int32_t* counter,
+                                     std::int32_t seat) {
+  if (counter == nullptr) return;
+  atomicAdd(counter, 1);
+  atomicMin(&report.first_failing_seat, seat);
+}
+
+struct AddSums {
+  template <class Sums>
+  __host__ __device__ Sums operator()(const Sums& a, const Sums& b) const {
+    return a + b;
+  }
+};
+
+// visit(row, sum over the rows in front of it) for every row, by one block of kThreads threads.
+// Returns the sum over all rows to every thread. `Sums` has operator+ and is zero when made.
+template <int kThreads, class Sums, class CountIterator, class Visit>
+__device__ Sums sum_over_rows(std::int32_t rows, CountIterator counts, Visit visit) {
+  using Scan = cub::BlockScan<Sums, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+  __shared__ typename Scan::TempStorage storage;
+  Sums tiles_before{};
+  for (std::int64_t tile = 0; tile < rows; tile += kThreads) {
+    const std::int64_t row = tile + threadIdx.x;
+    const Sums count = row < rows ? counts[row] : Sums{};
+    Sums before, tile_sum;
+    Scan(storage).ExclusiveScan(count, before, Sums{}, AddSums{}, tile_sum);
+    if (row < rows) visit(static_cast<std::int32_t>(row), tiles_before + before);
+    tiles_before = tiles_before + tile_sum;
+    __syncthreads();  // the storage serves the next tile
+  }
+  return tiles_before;
+}
+
+// The row whose half-open range begin[row]..begin[row + 1] holds `value`, which lies below
+// begin[rows]. Empty ranges are passed over.
+__device__ inline std::int32_t row_holding(const std::int32_t* begin, std::int32_t rows,
+                                           std::int64_t value) {
+  std::int32_t low = 0;
+  std::int32_t high = rows;
+  while (high - low > 1) {
+    const std::int32_t middle = low + (high - low) / 2;
+    if (begin[middle] <= value) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Copies the cells that a batch row may look at; all threads of the block take part.
+__device__ inline void copy_page_table_row(const PlanParams& params, std::int32_t batch_row,
+                                           const BatchRowRecord& row) {
+  if (row.seat < 0) return;
+  const std::int32_t* from = params.table.page_table + row.seat * params.table.cells;
+  std::int32_t* to =
+      params.plan.views.page_table + batch_row * params.plan.views.page_table_stride;
+  const int cells = shown_cells(row);
+  for (int i = static_cast<int>(threadIdx.x); i < cells; i += static_cast<int>(blockDim.x)) {
+    to[i] = from[i];
+  }
+}
+
+}  // namespace quire::cuda

@@ -1,0 +1,89 @@
+// What a DeviceCache holds. Internal: shared by the sources of the class, not installed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <quire/planner/plan.h>
+#include <quire/planner/plan_rule.h>
+#include <quire/runtime/base/ids.h>
+#include <quire/runtime/device_cache.h>
+#include <quire/runtime/memory_layout.h>
+#include <quire/runtime/owners.h>
+
+namespace quire {
+
+// What was enqueued for one plan buffer since its last update: a visit. Replays of graphs pass
+// unseen, so shapes whose plan was captured count as planned after any later update of the shape.
+struct PlanBufferState {
+  PlanBuffer plan;
+  EntryPool scratch;
+  std::optional<StepShape> applied;
+  bool has_long_rows = false;  // of more than draft_max + 1 tokens: they run once
+  bool planned = false;        // by enqueue_plan, since the update
+  std::vector<StepShape> captured_plans;
+  std::optional<StreamView> plan_stream;
+  bool next_append_is_plain = true;  // on the plan's stream
+  std::vector<std::uint8_t> older_window_copied;  // [layers] since the plan
+  std::vector<std::uint8_t> appended_parts;       // [layers] bits, since the update
+
+  void start_visit() {
+    planned = false;
+    plan_stream.reset();
+    next_append_is_plain = true;
+    older_window_copied.assign(older_window_copied.size(), 0);
+  }
+};
+
+struct LayerState {
+  std::optional<LayerBinding> binding;
+  EntryPool window_ring;
+  EntryPool csa_pages;
+  EntryPool indexer_pages;
+  float* csa_state = nullptr;
+  float* indexer_state = nullptr;
+};
+
+struct DeviceCache::State {
+  State(Backend& b, const ModelSpec& s, const Limits& l, const DeviceCacheOptions& o);
+
+  Backend& backend;
+  ModelSpec spec;
+  Limits limits;
+  DeviceCacheOptions options;
+  MemoryLayout layout;
+  PlanGeometry geometry;
+
+  // In the order of their dependence: memory is returned on the stream, to the pool.
+  Stream stream;
+  std::optional<MemoryPool> pool;
+  std::optional<Memory> memory;
+  std::byte* base = nullptr;
+
+  StepTable table;
+  std::vector<LayerState> layers;
+  std::vector<PlanBufferState> buffers;
+  std::optional<RopeTable> rope[2];
+  StepId next_id = 0;
+  std::string broken;  // why every later call is refused
+
+  void check_usable() const;
+  std::size_t index_of(LayerId layer) const;
+  std::size_t index_of(PlanBufferId buffer) const;
+  void clear(StreamView on);
+  // The shape that later work of the visit has. UsageError that says what must be called first.
+  StepShape planned_shape(PlanBufferId buffer, const char* call) const;
+
+  void open_memory();
+  void check_known_answers();
+  void place();
+};
+
+// Throws UsageError where an index or count of the update lies outside the limits.
+void check_update(const StepUpdate& update, const Limits& limits);
+
+}  // namespace quire

@@ -1,0 +1,303 @@
+// What DeviceCache binds and enqueues: updates, plans, appends, commits. Everything is checked
+// before anything is enqueued, so a call that throws UsageError has changed nothing.
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include <quire/planner/apply_chunks.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/device_cache_state.h>
+
+namespace quire {
+namespace {
+
+constexpr std::uint8_t kWindowBit = 1;
+constexpr std::uint8_t kCsaBit = 2;
+constexpr std::uint8_t kIndexerBit = 4;
+
+bool aligned(const void* pointer, std::uintptr_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
+}
+
+void check_bound_pointer(const Backend& backend, LayerId layer, const char* name,
+                         const float* pointer, bool needed) {
+  if (pointer == nullptr) {
+    QUIRE_CHECK(!needed, "layer ", layer.value, " is of kind csa: LayerBinding::", name,
+                " is null, but the kind needs it");
+    return;
+  }
+  QUIRE_CHECK(aligned(pointer, 16), "layer ", layer.value, ": LayerBinding::", name, " at ",
+              static_cast<const void*>(pointer), " is not 16-byte aligned");
+  backend.check_memory(pointer, name);
+}
+
+RopeGroup group_of(LayerKind kind) {
+  return kind == LayerKind::kSliding ? RopeGroup::kSliding : RopeGroup::kCompressing;
+}
+
+const char* name_of(RopeGroup group) {
+  return group == RopeGroup::kSliding ? "sliding" : "compressing";
+}
+
+// Validates the rows of one part and gives them their type and stride.
+InputRows resolve_rows(const AppendInputs::Rows& rows, ElementType type, std::int64_t width,
+                       const char* part) {
+  if (rows.data == nullptr) return {};
+  QUIRE_CHECK(aligned(rows.data, 16), "AppendInputs::", part, " at ", rows.data,
+              " is not 16-byte aligned");
+  const std::int64_t stride = rows.stride == 0 ? width : rows.stride;
+  QUIRE_CHECK(stride >= width && stride * bytes_of(type) % 16 == 0, "AppendInputs::", part,
+              ".stride is ", stride, " elements of ", bytes_of(type), " bytes; supported: at least ",
+              width, " and a multiple of 16 bytes");
+  return {rows.data, stride, type};
+}
+
+CsaPart make_csa_part(const InputRows& rows, const LayerBinding& binding, const float* bias,
+                      const float* norm, float* state, std::int64_t ring, const EntryPool& pages) {
+  CsaPart part;
+  if (rows.data == nullptr) return part;
+  part.rows = rows;
+  part.bias = bias;
+  part.bias_order = binding.bias_order;
+  part.norm_weight = norm;
+  part.state = state;
+  part.ring_tokens = static_cast<std::int32_t>(ring);
+  part.pages = pages;
+  return part;
+}
+
+// Capacity of the compact list for this shape; decode shapes have one record per token instead.
+std::int32_t csa_entry_capacity(StepShape shape) {
+  if (shape.is_decode()) return 0;
+  return static_cast<std::int32_t>(compress_capacity(kCsaRule, shape.rows, shape.tokens));
+}
+
+}  // namespace
+
+void DeviceCache::bind_layer(LayerId layer, const LayerBinding& binding) {
+  State& state = *state_;
+  state.check_usable();
+  const std::size_t index = state.index_of(layer);
+  const bool csa = state.spec.layers[index] == LayerKind::kCsa;
+  const auto check = [&](const char* name, const float* pointer, bool needed) {
+    check_bound_pointer(state.backend, layer, name, pointer, needed);
+  };
+  check("window_norm", binding.window_norm, false);
+  check("csa_bias", binding.csa_bias, csa);
+  check("csa_norm", binding.csa_norm, csa);
+  check("indexer_bias", binding.indexer_bias, csa);
+  check("indexer_norm", binding.indexer_norm, csa);
+  state.layers[index].binding = binding;
+}
+
+void DeviceCache::bind_rope(RopeGroup group, const RopeTable& table) {
+  State& state = *state_;
+  state.check_usable();
+  const auto index = static_cast<std::size_t>(group);
+  QUIRE_CHECK(index < 2, "RopeGroup ", index, " does not exist; supported: sliding, compressing");
+  QUIRE_CHECK(table.values != nullptr, "RopeTable::values of group ", name_of(group), " is null");
+  QUIRE_CHECK(aligned(table.values, 16), "RopeTable::values of group ", name_of(group), " at ",
+              static_cast<const void*>(table.values), " is not 16-byte aligned");
+  QUIRE_CHECK(table.positions >= state.limits.context_max, "RopeTable::positions of group ",
+              name_of(group), " is ", table.positions, "; Limits::context_max needs ",
+              state.limits.context_max);
+  state.backend.check_memory(table.values, "RopeTable::values");
+  state.rope[index] = table;
+}
+
+void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
+  State& state = *state_;
+  state.check_usable();
+  state.backend.check_stream(stream);
+  QUIRE_CHECK(!state.backend.is_capturing(stream),
+              "DeviceCache::apply on a stream that is capturing: updates differ from step to step, "
+              "apply them outside of the graph");
+  QUIRE_CHECK(update.id() == kPaddingStep || update.id() == state.next_id,
+              "update of step ", update.id(), " is out of order: step ", state.next_id,
+              " comes next");
+  check_update(update, state.limits);
+  PlanBufferState& buffer = state.buffers[state.index_of(update.plan_buffer())];
+
+  bool launched = false;
+  try {
+    for_each_apply_chunk(update, state.table, buffer.plan, [&](const ApplyParams& chunk) {
+      state.backend.apply(chunk, stream);
+      launched = true;
+    });
+  } catch (const Error& error) {
+    if (launched) {
+      state.broken = concat("half of the update of step ", update.id(), " was applied: ",
+                            error.what());
+    }
+    throw;
+  }
+
+  if (update.id() != kPaddingStep) ++state.next_id;
+  buffer.start_visit();
+  buffer.applied = update.shape();
+  buffer.appended_parts.assign(buffer.appended_parts.size(), 0);
+  buffer.has_long_rows = std::any_of(
+      update.batch_rows().begin(), update.batch_rows().end(),
+      [&](const BatchRowUpdate& row) { return row.tokens > state.limits.draft_max + 1; });
+}
+
+void DeviceCache::enqueue_plan(PlanBufferId id, StreamView stream) {
+  State& state = *state_;
+  state.check_usable();
+  state.backend.check_stream(stream);
+  PlanBufferState& buffer = state.buffers[state.index_of(id)];
+  QUIRE_CHECK(buffer.applied.has_value(), "enqueue_plan: no update was applied to plan buffer ",
+              id.value, " yet; apply one first (for a capture, that of padding_update)");
+  PlanParams params;
+  params.shape = *buffer.applied;
+  params.geometry = state.geometry;
+  params.table = state.table;
+  params.plan = buffer.plan;
+  params.csa_entry_capacity = csa_entry_capacity(params.shape);
+  state.backend.plan(params, stream);
+
+  buffer.start_visit();
+  buffer.planned = true;
+  buffer.plan_stream = stream;
+  auto& captured = buffer.captured_plans;
+  if (state.backend.is_capturing(stream) &&
+      std::find(captured.begin(), captured.end(), params.shape) == captured.end()) {
+    captured.push_back(params.shape);
+  }
+}
+
+StepShape DeviceCache::State::planned_shape(PlanBufferId id, const char* call) const {
+  const PlanBufferState& buffer = buffers[index_of(id)];
+  QUIRE_CHECK(buffer.applied.has_value(), call, ": no update was applied to plan buffer ",
+              id.value, " yet; apply one and enqueue_plan first");
+  const auto& captured = buffer.captured_plans;
+  QUIRE_CHECK(buffer.planned || std::find(captured.begin(), captured.end(), *buffer.applied) !=
+                                    captured.end(),
+              call, ": plan buffer ", id.value,
+              " was not planned since its last update; enqueue_plan first");
+  return *buffer.applied;
+}
+
+namespace {
+
+// A plain launch is the full edge behind the planner (docs/PDL.md). Ragged kernels load nothing
+// mutable before their wait.
+Pdl effective_pdl(const PlanBufferState& buffer, StepShape shape, StreamView stream, Pdl wanted) {
+  if (buffer.next_append_is_plain || buffer.plan_stream != stream) return Pdl::kOff;
+  if (wanted == Pdl::kPrologue && !shape.is_decode()) return Pdl::kWaitOnly;
+  return wanted;
+}
+
+struct ResolvedInputs {
+  InputRows window, csa, indexer;
+  std::uint8_t parts = 0;
+};
+
+ResolvedInputs resolve_inputs(const AppendInputs& inputs, const LayerBinding& binding,
+                              LayerKind kind, LayerId layer) {
+  QUIRE_CHECK(inputs.hca.data == nullptr,
+              "AppendInputs::hca: HCA layers are not supported yet, they come with the next "
+              "release");
+  QUIRE_CHECK(kind == LayerKind::kCsa || inputs.csa.data == nullptr, "AppendInputs::csa: layer ",
+              layer.value, " is of kind ", name_of(kind), ", which has no such part");
+  QUIRE_CHECK(kind == LayerKind::kCsa || inputs.indexer.data == nullptr,
+              "AppendInputs::indexer: layer ", layer.value, " is of kind ", name_of(kind),
+              ", which has no such part");
+  ResolvedInputs resolved;
+  resolved.window = resolve_rows(inputs.window, binding.window_rows, kHeadDim, "window");
+  resolved.csa = resolve_rows(inputs.csa, binding.compressor_rows, 4 * kHeadDim, "csa");
+  resolved.indexer =
+      resolve_rows(inputs.indexer, binding.compressor_rows, 4 * kIndexerDim, "indexer");
+  if (resolved.window.data != nullptr) resolved.parts |= kWindowBit;
+  if (resolved.csa.data != nullptr) resolved.parts |= kCsaBit;
+  if (resolved.indexer.data != nullptr) resolved.parts |= kIndexerBit;
+  return resolved;
+}
+
+}  // namespace
+
+void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inputs,
+                         StreamView stream, const AppendOptions& options) {
+  State& state = *state_;
+  state.check_usable();
+  state.backend.check_stream(stream);
+  const std::size_t index = state.index_of(layer);
+  const LayerKind kind = state.spec.layers[index];
+  LayerState& of_layer = state.layers[index];
+  QUIRE_CHECK(of_layer.binding.has_value(), "append: layer ", layer.value,
+              " is not bound; bind_layer first");
+  const LayerBinding& binding = *of_layer.binding;
+  const RopeGroup group = group_of(kind);
+  const auto& rope = state.rope[static_cast<std::size_t>(group)];
+  QUIRE_CHECK(rope.has_value(), "append: no RoPE table is bound for group ", name_of(group),
+              ", which layer ", layer.value, " needs; bind_rope first");
+  const StepShape shape = state.planned_shape(id, "append");
+  const ResolvedInputs rows = resolve_inputs(inputs, binding, kind, layer);
+  QUIRE_CHECK(rows.parts != 0 || !shape.is_decode(), "append: no part was given for layer ",
+              layer.value);
+  PlanBufferState& buffer = state.buffers[state.index_of(id)];
+  if (state.options.checked) {
+    for (const InputRows* part : {&rows.window, &rows.csa, &rows.indexer}) {
+      if (part->data != nullptr) state.backend.check_memory(part->data, "AppendInputs");
+    }
+    QUIRE_CHECK(!buffer.has_long_rows || (buffer.appended_parts[index] & rows.parts) == 0,
+                "append: a part of layer ", layer.value, " was appended before; a step with rows of "
+                "more than draft_max + 1 tokens runs once");
+  }
+
+  const Pdl pdl = effective_pdl(buffer, shape, stream, options.pdl);
+  AppendParams params;
+  params.shape = shape;
+  params.geometry = state.geometry;
+  params.header = buffer.plan.header;
+  params.rows = buffer.plan.rows;
+  params.tokens = buffer.plan.tokens;
+  params.csa_entries = buffer.plan.csa_entries;
+  params.csa_entry_capacity = csa_entry_capacity(shape);
+  params.window.rows = rows.window;
+  params.window.norm_weight = binding.window_norm;
+  params.window.ring = of_layer.window_ring;
+  params.window.scratch = buffer.scratch;
+  params.window.copy_older_window = !shape.is_decode() && buffer.older_window_copied[index] == 0;
+  params.csa =
+      make_csa_part(rows.csa, binding, binding.csa_bias, binding.csa_norm, of_layer.csa_state,
+                    state.layout.csa_ring_tokens, of_layer.csa_pages);
+  params.indexer = make_csa_part(rows.indexer, binding, binding.indexer_bias,
+                                 binding.indexer_norm, of_layer.indexer_state,
+                                 state.layout.csa_ring_tokens, of_layer.indexer_pages);
+  params.rope = *rope;
+  params.norm_eps = state.options.norm_eps;
+  params.scale_floor = state.options.scale_floor;
+  params.hadamard = state.options.hadamard;
+  params.load_after_wait = pdl == Pdl::kWaitOnly;
+  params.report = buffer.plan.report;
+  state.backend.append(params, pdl, stream);
+
+  buffer.older_window_copied[index] = 1;
+  buffer.appended_parts[index] |= rows.parts;
+  if (buffer.plan_stream == stream) buffer.next_append_is_plain = false;
+}
+
+void DeviceCache::enqueue_commit(PlanBufferId id, const std::int32_t* kept,
+                                 const std::uint8_t* stop, StreamView stream,
+                                 const AppendOptions& options) {
+  State& state = *state_;
+  state.check_usable();
+  state.backend.check_stream(stream);
+  CommitParams params;
+  params.shape = state.planned_shape(id, "enqueue_commit");
+  QUIRE_CHECK(aligned(kept, alignof(std::int32_t)), "enqueue_commit: kept at ",
+              static_cast<const void*>(kept), " is not 4-byte aligned");
+  if (state.options.checked) {
+    if (kept != nullptr) state.backend.check_memory(kept, "kept");
+    if (stop != nullptr) state.backend.check_memory(stop, "stop");
+  }
+  const PlanBufferState& buffer = state.buffers[state.index_of(id)];
+  params.table = state.table;
+  params.plan = buffer.plan;
+  params.kept = kept;
+  params.stop = stop;
+  state.backend.commit(params, effective_pdl(buffer, params.shape, stream, options.pdl), stream);
+}
+
+}  // namespace quire

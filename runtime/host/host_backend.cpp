@@ -1,0 +1,259 @@
+// The host backend: every verb on ordinary memory. What is enqueued becomes a task on a HostStream,
+// with its parameters copied by value, as a kernel launch copies them.
+//
+// Events count their records. A record that is dropped, because a task before it failed, still
+// completes: waits and joins end, and the failure comes out of the stream's own wait.
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+#include <utility>
+
+#include <quire/kernels/host/operations.h>
+#include <quire/kernels/known_answers.h>
+#include <quire/runtime/backend.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/base/integers.h>
+#include <quire/runtime/host/host_stream.h>
+
+namespace quire {
+namespace {
+
+constexpr std::int64_t kAlignment = 256;
+
+struct EventState {
+  std::mutex mutex;
+  std::condition_variable reached;
+  std::uint64_t recorded = 0;
+  std::uint64_t completed = 0;
+  std::weak_ptr<HostCapture> capture;  // of the last record, where that stream was capturing
+
+  void complete(std::uint64_t ticket) {
+    {
+      const std::lock_guard lock(mutex);
+      completed = std::max(completed, ticket);
+    }
+    reached.notify_all();
+  }
+  void wait_for(std::uint64_t ticket) {
+    std::unique_lock lock(mutex);
+    reached.wait(lock, [&] { return completed >= ticket; });
+  }
+};
+using EventHandle = std::shared_ptr<EventState>;
+using GraphHandle = std::shared_ptr<const HostGraph>;
+
+// Completes its record when the task that owns it is destroyed, whether it ran or was dropped.
+struct RecordToken {
+  EventHandle event;
+  std::uint64_t ticket;
+  RecordToken(EventHandle e, std::uint64_t t) : event(std::move(e)), ticket(t) {}
+  RecordToken(const RecordToken&) = delete;
+  RecordToken& operator=(const RecordToken&) = delete;
+  ~RecordToken() { event->complete(ticket); }
+};
+
+struct HostPool {
+  std::mutex mutex;
+  std::int64_t budget = 0;
+  std::int64_t live = 0;
+  std::unordered_map<std::byte*, std::int64_t> sizes;
+};
+
+void free_memory(std::byte* memory) noexcept {
+  ::operator delete(memory, std::align_val_t(kAlignment));
+}
+
+HostStream& host_stream(StreamView stream) {
+  QUIRE_CHECK(stream.is_host(),
+              "the host backend was given a CUDA stream; it takes streams of Backend::make_stream");
+  return *stream.host();
+}
+
+EventState& event_state(void* event) { return **static_cast<EventHandle*>(event); }
+
+class HostBackend final : public Backend {
+ public:
+  BackendKind kind() const override { return BackendKind::kHost; }
+  void check_stream(StreamView stream) const override { host_stream(stream); }
+  void check_memory(const void* pointer, const char* what) const override {
+    QUIRE_CHECK(pointer != nullptr, what, " is null");
+  }
+
+  StreamView make_stream() override { return *new HostStream(); }
+  void destroy_stream(StreamView stream) noexcept override { delete stream.host(); }
+  void wait(StreamView stream) override { host_stream(stream).wait(); }
+
+  void* make_event() override { return new EventHandle(std::make_shared<EventState>()); }
+  void destroy_event(void* event) noexcept override { delete static_cast<EventHandle*>(event); }
+  void record(void* event, StreamView stream) override;
+  void join(StreamView stream, void* event) override;
+  void wait_event(void* event) override;
+
+  void begin_capture(StreamView stream) override { host_stream(stream).begin_capture(); }
+  void* end_capture(StreamView stream) override {
+    return new GraphHandle(host_stream(stream).end_capture());
+  }
+  void abort_capture(StreamView stream) noexcept override { stream.host()->abort_capture(); }
+  bool is_capturing(StreamView stream) const override { return host_stream(stream).capturing(); }
+  void launch_graph(void* graph, StreamView stream) override {
+    host_stream(stream).launch(*static_cast<GraphHandle*>(graph));
+  }
+  void destroy_graph(void* graph) noexcept override { delete static_cast<GraphHandle*>(graph); }
+
+  void* make_pool(std::int64_t budget_bytes) override;
+  void destroy_pool(void* pool) noexcept override;
+  std::byte* allocate(void* pool, std::int64_t bytes, StreamView stream) override;
+  void free(void* pool, std::byte* memory, StreamView stream) noexcept override;
+  void copy(void* to, const void* from, std::int64_t bytes, StreamView stream) override;
+  void fill(void* to, std::uint8_t value, std::int64_t bytes, StreamView stream) override;
+
+  std::vector<std::uint32_t> wait_for_known_answers() override;
+  void load_kernels() override {}
+
+  void apply(const ApplyParams& params, StreamView stream) override {
+    // 28 KB: shared, so that queueing and replaying copy a pointer.
+    auto copied = std::make_shared<const ApplyParams>(params);
+    host_stream(stream).enqueue([copied] { host::apply(*copied); });
+  }
+  void plan(const PlanParams& params, StreamView stream) override {
+    host_stream(stream).enqueue([params] { host::plan(params); });
+  }
+  void append(const AppendParams& params, Pdl, StreamView stream) override {
+    host_stream(stream).enqueue([params] { host::append(params); });
+  }
+  void commit(const CommitParams& params, Pdl, StreamView stream) override {
+    host_stream(stream).enqueue([params] { host::commit(params); });
+  }
+  void plan_records(const RecordPlanParams& params, StreamView stream) override {
+    host_stream(stream).enqueue([params] { host::plan_records(params); });
+  }
+  void compress_c4_decode(const CompressC4DecodeParams& params, Pdl, StreamView stream) override {
+    host_stream(stream).enqueue([params] { host::compress_c4_decode(params); });
+  }
+  void compress_c4_prefill(const CompressC4PrefillParams& params, Pdl,
+                           StreamView stream) override {
+    host_stream(stream).enqueue([params] { host::compress_c4_prefill(params); });
+  }
+  void store_flashmla(const StoreParams& params, Pdl, StreamView stream) override {
+    host_stream(stream).enqueue([params] { host::store_flashmla(params); });
+  }
+  void store_indexer(const StoreParams& params, Pdl, StreamView stream) override {
+    host_stream(stream).enqueue([params] { host::store_indexer(params); });
+  }
+};
+
+void HostBackend::record(void* event, StreamView stream) {
+  EventState& state = event_state(event);
+  HostStream& on = host_stream(stream);
+  std::uint64_t ticket = 0;
+  {
+    const std::lock_guard lock(state.mutex);
+    state.capture = on.capture();
+    if (on.capturing()) return;  // the order of the recorded tasks says it all
+    ticket = ++state.recorded;
+  }
+  auto token = std::make_shared<RecordToken>(*static_cast<EventHandle*>(event), ticket);
+  on.enqueue([token = std::move(token)] {});
+}
+
+void HostBackend::join(StreamView stream, void* event) {
+  EventState& state = event_state(event);
+  HostStream& on = host_stream(stream);
+  std::shared_ptr<HostCapture> capture;
+  std::uint64_t ticket = 0;
+  {
+    const std::lock_guard lock(state.mutex);
+    capture = state.capture.lock();
+    ticket = state.recorded;
+  }
+  if (capture != nullptr) {
+    on.fork_into(std::move(capture));
+    return;
+  }
+  QUIRE_CHECK(!on.capturing(), "a capturing host stream was joined with an event that was recorded "
+                               "outside of the capture");
+  on.enqueue([handle = *static_cast<EventHandle*>(event), ticket] { handle->wait_for(ticket); });
+}
+
+void HostBackend::wait_event(void* event) {
+  EventState& state = event_state(event);
+  std::uint64_t ticket = 0;
+  {
+    const std::lock_guard lock(state.mutex);
+    ticket = state.recorded;
+  }
+  state.wait_for(ticket);
+}
+
+void* HostBackend::make_pool(std::int64_t budget_bytes) {
+  QUIRE_CHECK(budget_bytes > 0, "a pool's budget must be positive, got ", budget_bytes, " bytes");
+  auto pool = std::make_unique<HostPool>();
+  pool->budget = round_up(budget_bytes, kAlignment);
+  return pool.release();
+}
+
+void HostBackend::destroy_pool(void* pool) noexcept {
+  auto* state = static_cast<HostPool*>(pool);
+  for (const auto& [memory, bytes] : state->sizes) free_memory(memory);
+  delete state;
+}
+
+std::byte* HostBackend::allocate(void* pool, std::int64_t bytes, StreamView stream) {
+  QUIRE_CHECK(bytes > 0, "an allocation must be positive, got ", bytes, " bytes");
+  QUIRE_CHECK(!is_capturing(stream), "an allocation on a stream that is capturing");
+  auto& state = *static_cast<HostPool*>(pool);
+  const std::int64_t size = round_up(bytes, kAlignment);
+  const std::lock_guard lock(state.mutex);
+  QUIRE_CHECK(size <= state.budget - state.live, "allocation of ", bytes,
+              " bytes exceeds the pool's budget: ", state.budget, " bytes, ", state.live, " in use");
+  void* memory = ::operator new(static_cast<std::size_t>(size), std::align_val_t(kAlignment),
+                                std::nothrow);
+  if (memory == nullptr) throw Error(concat("the host has no ", bytes, " bytes of memory left"));
+  state.live += size;
+  state.sizes.emplace(static_cast<std::byte*>(memory), size);
+  return static_cast<std::byte*>(memory);
+}
+
+// The budget is given back at once: what is allocated next on the stream may count on it. The memory
+// itself lives until the stream has passed this point.
+void HostBackend::free(void* pool, std::byte* memory, StreamView stream) noexcept {
+  auto& state = *static_cast<HostPool*>(pool);
+  {
+    const std::lock_guard lock(state.mutex);
+    const auto found = state.sizes.find(memory);
+    if (found == state.sizes.end()) return;
+    state.live -= found->second;
+    state.sizes.erase(found);
+  }
+  try {
+    const std::shared_ptr<std::byte> owner(memory, free_memory);
+    stream.host()->enqueue([owner] {});
+  } catch (...) {  // no memory for the task: the owner has freed what it could not pass on
+  }
+}
+
+void HostBackend::copy(void* to, const void* from, std::int64_t bytes, StreamView stream) {
+  QUIRE_CHECK(bytes >= 0, "copy of ", bytes, " bytes");
+  host_stream(stream).enqueue(
+      [to, from, bytes] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
+}
+
+void HostBackend::fill(void* to, std::uint8_t value, std::int64_t bytes, StreamView stream) {
+  QUIRE_CHECK(bytes >= 0, "fill of ", bytes, " bytes");
+  host_stream(stream).enqueue(
+      [to, value, bytes] { std::memset(to, value, static_cast<std::size_t>(bytes)); });
+}
+
+std::vector<std::uint32_t> HostBackend::wait_for_known_answers() {
+  return host::known_answers();
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_host_backend() { return std::make_unique<HostBackend>(); }
+
+}  // namespace quire

@@ -1,0 +1,156 @@
+// A step table and one plan buffer in one block of memory, on a backend or on the host, at the same
+// offsets: whole images can be compared byte for byte. Between the arrays lies a guard, so that a
+// write past an end shows as a difference.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <quire/planner/plan.h>
+
+#include "tests/support/device_array.h"
+
+namespace quire::test {
+
+struct PlanSizes {
+  std::int64_t seats = 0;
+  std::int64_t cells = 0;        // of one seat's page table, and of one page table row
+  std::int64_t rows = 0;         // batch rows
+  std::int64_t tokens = 0;
+  std::int64_t csa_entries = 0;  // capacity of the compact list
+};
+
+// Where everything is, for a block that begins at `base`.
+struct PlanPlaces {
+  struct Region {
+    const char* name;
+    std::size_t offset, bytes;
+  };
+
+  StepTable table;
+  PlanBuffer plan;
+  std::vector<Region> regions;
+  std::size_t bytes = 0;
+
+  PlanPlaces(const PlanSizes& sizes, std::byte* base) {
+    const auto put = [&](auto*& pointer, std::int64_t count, const char* name) {
+      using Element = std::remove_reference_t<decltype(*pointer)>;
+      const std::size_t size = static_cast<std::size_t>(count) * sizeof(Element);
+      pointer = reinterpret_cast<Element*>(base + bytes);
+      regions.push_back({name, bytes, size});
+      bytes += (size + 127) / 64 * 64;  // at least 1 byte of guard
+    };
+    put(table.length, sizes.seats, "length");
+    put(table.limit, sizes.seats, "limit");
+    put(table.stopped, sizes.seats, "stopped");
+    put(table.page_table, sizes.seats * sizes.cells, "page_table");
+    table.cells = sizes.cells;
+    put(plan.header, 1, "header");
+    put(plan.report, 1, "report");
+    put(plan.row_seats, sizes.rows, "row_seats");
+    put(plan.row_tokens, sizes.rows, "row_tokens");
+    put(plan.rows, sizes.rows, "rows");
+    put(plan.tokens, sizes.tokens, "tokens");
+    put(plan.csa_entries, sizes.csa_entries, "csa_entries");
+    PlanViews& views = plan.views;
+    put(views.positions, sizes.tokens, "views.positions");
+    put(views.token_batch_row, sizes.tokens, "views.token_batch_row");
+    put(views.token_window_length, sizes.tokens, "views.token_window_length");
+    put(views.token_csa_length, sizes.tokens, "views.token_csa_length");
+    put(views.token_hca_length, sizes.tokens, "views.token_hca_length");
+    put(views.ring_locations, sizes.tokens, "views.ring_locations");
+    put(views.scratch_locations, sizes.tokens, "views.scratch_locations");
+    put(views.csa_locations, sizes.tokens, "views.csa_locations");
+    put(views.hca_locations, sizes.tokens, "views.hca_locations");
+    put(views.cu_extend, sizes.rows + 1, "views.cu_extend");
+    put(views.row_seat, sizes.rows, "views.row_seat");
+    put(views.row_length, sizes.rows, "views.row_length");
+    put(views.row_window_length, sizes.rows, "views.row_window_length");
+    put(views.row_csa_length, sizes.rows, "views.row_csa_length");
+    put(views.row_hca_length, sizes.rows, "views.row_hca_length");
+    put(views.page_table, sizes.rows * sizes.cells, "views.page_table");
+    views.page_table_stride = sizes.cells;
+    put(plan.row_csa_base, sizes.rows, "row_csa_base");
+  }
+};
+
+struct alignas(64) PlanLine {
+  std::byte bytes[64];
+};
+
+inline std::size_t plan_lines(const PlanSizes& sizes) {
+  // Offsets only: nothing is reached through these places.
+  static_assert(sizeof(PlanLine) == 64);
+  PlanLine anchor;
+  return PlanPlaces(sizes, anchor.bytes).bytes / sizeof(PlanLine);
+}
+
+// The block on the host.
+class PlanImage {
+ public:
+  explicit PlanImage(const PlanSizes& sizes, std::uint8_t fill = 0xA5)
+      : sizes_(sizes), lines_(plan_lines(sizes)) {
+    std::memset(lines_.data(), fill, lines_.size() * sizeof(PlanLine));
+  }
+  PlanImage(const PlanSizes& sizes, std::vector<PlanLine> lines)
+      : sizes_(sizes), lines_(std::move(lines)) {}
+
+  PlanPlaces places() { return PlanPlaces(sizes_, lines_.data()->bytes); }
+  const PlanSizes& sizes() const { return sizes_; }
+  std::span<const PlanLine> lines() const { return lines_; }
+  const std::byte* bytes() const { return lines_.data()->bytes; }
+
+  // The whole table as one string of bytes, for "nothing has changed".
+  std::vector<std::byte> table_bytes() const {
+    PlanImage copy = *this;
+    const PlanPlaces at = copy.places();
+    return {bytes(), bytes() + (reinterpret_cast<std::byte*>(at.plan.header) - copy.bytes())};
+  }
+
+ private:
+  PlanSizes sizes_;
+  std::vector<PlanLine> lines_;
+};
+
+// Names the first array in which the images differ, or the guard behind it, and where; empty: equal.
+// The device planner's scratch is nobody's business, and `ignored` names one more array.
+inline std::string difference(PlanImage a, PlanImage b, std::string_view ignored = {}) {
+  const PlanPlaces places = a.places();
+  for (std::size_t i = 0; i < places.regions.size(); ++i) {
+    const PlanPlaces::Region& region = places.regions[i];
+    const std::size_t end =
+        i + 1 < places.regions.size() ? places.regions[i + 1].offset : places.bytes;
+    const bool skip = region.name == std::string_view("row_csa_base") || region.name == ignored;
+    for (std::size_t at = region.offset + (skip ? region.bytes : 0); at < end; ++at) {
+      if (a.bytes()[at] == b.bytes()[at]) continue;
+      return concat(region.name, at < region.offset + region.bytes ? "" : " (guard behind)",
+                    ", byte ", at - region.offset, " of ", region.bytes);
+    }
+  }
+  return {};
+}
+
+// The block on a backend.
+class PlanFixture {
+ public:
+  PlanFixture(Backend& backend, Stream& stream, const PlanSizes& sizes, std::uint8_t fill = 0xA5)
+      : sizes_(sizes),
+        memory_(backend, stream, plan_lines(sizes), fill),
+        places_(sizes, memory_.data()->bytes) {}
+
+  const StepTable& table() const { return places_.table; }
+  const PlanBuffer& plan() const { return places_.plan; }
+  PlanImage download() const { return PlanImage(sizes_, memory_.download()); }
+  void upload(const PlanImage& image) { memory_.upload(image.lines()); }
+
+ private:
+  PlanSizes sizes_;
+  DeviceArray<PlanLine> memory_;
+  PlanPlaces places_;
+};
+
+}  // namespace quire::test
