@@ -17,7 +17,7 @@ inline constexpr int kKnownAnswers = 1024;
 
 // Of the whole list, by `known_answers_digest`, from a build whose arithmetic passed every golden
 // known answer.
-inline constexpr std::uint64_t kKnownAnswersDigest = 0xDEADull;
+inline constexpr std::uint64_t kKnownAnswersDigest = 0xBBC5D01CC91A81B7ull;
 
 namespace known {
 

@@ -1,0 +1,199 @@
+// The arena of a device cache: every part aligned and apart from every other, sizes as SPEC 3.4, 3.5
+// and DESIGN 8 give them, totals equal to what is asked of the pool.
+#include <quire/runtime/memory_layout.h>
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include <quire/cache/entry_layout.h>
+#include <quire/runtime/base/errors.h>
+
+namespace {
+
+using namespace quire;
+
+ModelSpec spec_of(std::int64_t sliding, std::int64_t csa) {
+  ModelSpec spec;
+  for (std::int64_t i = 0; i < sliding; ++i) spec.layers.push_back(LayerKind::kSliding);
+  for (std::int64_t i = 0; i < csa; ++i) spec.layers.push_back(LayerKind::kCsa);
+  return spec;
+}
+
+Limits some_limits() {
+  Limits limits;
+  limits.seats_max = 3;
+  limits.pages = 7;
+  limits.rows_max = 5;
+  limits.tokens_max = 100;
+  limits.context_max = 1000;
+  limits.draft_max = 2;
+  limits.plan_buffers = 2;
+  return limits;
+}
+
+void add(std::vector<MemoryPart>& parts, std::initializer_list<MemoryPart> more) {
+  for (const MemoryPart& part : more) {
+    if (part.offset >= 0) parts.push_back(part);
+  }
+}
+
+std::vector<MemoryPart> parts_of(const MemoryLayout& layout) {
+  std::vector<MemoryPart> parts;
+  for (const LayerLayout& l : layout.layers) {
+    add(parts, {l.csa_pages, l.indexer_pages, l.window_ring, l.csa_state, l.indexer_state});
+  }
+  const StepTableLayout& t = layout.table;
+  add(parts, {t.length, t.limit, t.stopped, t.page_table});
+  for (const PlanBufferLayout& b : layout.buffers) {
+    add(parts, {b.scratch, b.header, b.report, b.row_seats, b.row_tokens, b.row_csa_base, b.rows,
+                b.tokens, b.csa_entries, b.positions, b.token_batch_row, b.token_window_length,
+                b.token_csa_length, b.token_hca_length, b.ring_locations, b.scratch_locations,
+                b.csa_locations, b.hca_locations, b.cu_extend, b.row_seat, b.row_length,
+                b.row_window_length, b.row_csa_length, b.row_hca_length, b.page_table});
+  }
+  return parts;
+}
+
+void check_layout(const MemoryLayout& layout) {
+  std::vector<MemoryPart> parts = parts_of(layout);
+  std::sort(parts.begin(), parts.end(),
+            [](const MemoryPart& a, const MemoryPart& b) { return a.offset < b.offset; });
+  std::int64_t at = 0;
+  for (const MemoryPart& part : parts) {
+    CHECK(part.offset % 256 == 0);
+    CHECK(part.offset == at);  // no two overlap, nothing is lost between them
+    at = part.end();
+  }
+  CHECK(at == layout.bytes().total());
+  CHECK(layout.plan_buffers.end() == layout.bytes().total());
+}
+
+TEST_CASE("no two parts overlap, each is aligned, and together they are the total") {
+  const auto seed = std::random_device{}();
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  const auto draw = [&](std::int64_t least, std::int64_t most) {
+    return std::uniform_int_distribution<std::int64_t>(least, most)(random);
+  };
+  for (int round = 0; round < 200; ++round) {
+    Limits limits = some_limits();
+    limits.seats_max = draw(1, 40);
+    limits.context_max = draw(1, 5000);
+    limits.pages = draw(limits.cells_max(), 300);
+    limits.rows_max = draw(1, 50);
+    limits.draft_max = draw(0, 100);
+    limits.tokens_max = draw(limits.draft_max + 1, 3000);
+    limits.plan_buffers = draw(1, 4);
+    check_layout(make_memory_layout(spec_of(draw(1, 3), draw(0, 4)), limits, {}));
+  }
+}
+
+TEST_CASE("pages have the bytes of SPEC 3.4 and 3.5") {
+  CHECK(main_page_bytes(64) == 37440);
+  CHECK(main_page_bytes(256) == 149760);
+  CHECK(main_page_bytes(2) == 1728);
+  CHECK(indexer_page_bytes(64) == 8448);
+  const Limits limits = some_limits();
+  const MemoryLayout layout = make_memory_layout(spec_of(0, 1), limits, {});
+  CHECK(layout.csa_page_stride == 37440);
+  CHECK(layout.indexer_page_stride == 8448);
+  CHECK(layout.layers[0].csa_pages.bytes == round_up<std::int64_t>(7 * 37440, 256));
+  CHECK(layout.layers[0].indexer_pages.bytes == 7 * 8448);
+}
+
+TEST_CASE("a seat of a model like V4-Flash keeps the bytes of DESIGN 8") {
+  Limits limits = some_limits();
+  limits.draft_max = 0;
+  limits.seats_max = 64;
+  // HCA layers have the same window ring as sliding ones.
+  const MemoryLayout layout = make_memory_layout(spec_of(22, 21), limits, {});
+  std::int64_t ring = 0;
+  std::int64_t state = 0;
+  for (const LayerLayout& layer : layout.layers) {
+    ring += layer.window_ring.bytes;
+    state += layer.csa_state.bytes + layer.indexer_state.bytes;
+  }
+  CHECK(ring == 64 * std::int64_t{43} * 2 * 37440);
+  CHECK(ring / 64 == 3'219'840);   // 3.22 MB
+  CHECK(state / 64 == 1'720'320);  // 1.72 MB
+}
+
+TEST_CASE("rings follow the drafts and options may only enlarge them") {
+  Limits limits = some_limits();
+  limits.draft_max = 70;
+  limits.tokens_max = 100;
+  DeviceCacheOptions options;
+  CHECK(make_memory_layout(spec_of(1, 1), limits, options).window_ring_tokens == 256);
+  CHECK(make_memory_layout(spec_of(1, 1), limits, options).csa_ring_tokens == 80);
+  options.window_ring_tokens = 320;
+  options.csa_ring_tokens = 128;
+  const MemoryLayout larger = make_memory_layout(spec_of(1, 1), limits, options);
+  check_layout(larger);
+  CHECK(larger.window_ring_tokens == 320);
+  CHECK(larger.layers[1].csa_state.bytes == 3 * 128 * 2048 * 4);
+}
+
+TEST_CASE("page strides are data") {
+  DeviceCacheOptions options;
+  options.csa_page_stride_bytes = 1'039'680;
+  options.indexer_page_stride_bytes = 8704;
+  const MemoryLayout layout = make_memory_layout(spec_of(0, 2), some_limits(), options);
+  check_layout(layout);
+  CHECK(layout.layers[1].csa_pages.bytes == round_up<std::int64_t>(7 * 1'039'680, 256));
+}
+
+TEST_CASE("options that do not hold are refused by name") {
+  const auto text_of = [](const DeviceCacheOptions& options) -> std::string {
+    try {
+      static_cast<void>(make_memory_layout(spec_of(1, 1), some_limits(), options));
+    } catch (const UsageError& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  const auto refuses = [&](auto member, std::int64_t value, const char* name) {
+    DeviceCacheOptions options;
+    options.*member = value;
+    const std::string text = text_of(options);
+    CAPTURE(text);
+    CAPTURE(value);
+    CHECK(text.find(name) != std::string::npos);
+  };
+  CHECK(text_of({}) == "accepted");
+  using O = DeviceCacheOptions;
+  refuses(&O::window_ring_tokens, 128, "window_ring_tokens");  // draft_max 2 needs 192
+  refuses(&O::window_ring_tokens, 200, "window_ring_tokens");
+  refuses(&O::csa_ring_tokens, 8, "csa_ring_tokens");  // needs 12
+  refuses(&O::csa_ring_tokens, 14, "csa_ring_tokens");
+  refuses(&O::csa_page_stride_bytes, 37424, "csa_page_stride_bytes");
+  refuses(&O::csa_page_stride_bytes, 37441, "csa_page_stride_bytes");
+  refuses(&O::indexer_page_stride_bytes, -8448, "indexer_page_stride_bytes");
+  refuses(&O::padding_csa_location, -2, "padding_csa_location");
+  refuses(&O::padding_csa_location, 7 * 64, "padding_csa_location");
+  refuses(&O::padding_ring_location, 3 * 192, "padding_ring_location");
+}
+
+TEST_CASE("limits that cannot be addressed are refused, not wrapped around") {
+  Limits limits = some_limits();
+  limits.pages = std::int64_t{1} << 30;
+  DeviceCacheOptions options;
+  options.csa_page_stride_bytes = std::int64_t{1} << 30;
+  CHECK_THROWS_WITH_AS(static_cast<void>(make_memory_layout(spec_of(0, 16), limits, options)),
+                       doctest::Contains("cannot be addressed"), UsageError);
+  limits.tokens_max = std::int64_t{1} << 33;
+  CHECK_THROWS_WITH_AS(static_cast<void>(make_memory_layout(spec_of(0, 1), limits, {})),
+                       doctest::Contains("tokens_max"), UsageError);
+}
+
+TEST_CASE("layers of kind hca are refused with the layer and what is supported") {
+  ModelSpec spec = spec_of(1, 1);
+  spec.layers.push_back(LayerKind::kHca);
+  CHECK_THROWS_WITH_AS(static_cast<void>(make_memory_layout(spec, some_limits(), {})),
+                       doctest::Contains("layer 2 is of kind hca"), UsageError);
+}
+
+}  // namespace
