@@ -137,8 +137,8 @@ RequestInfo Ledger::info(RequestId request) const {
   s.check_alive();
   const std::int32_t seat = s.find(request);
   const State::Seat& record = s.seats[size(seat)];
-  return {SeatId(seat),       record.settled,     record.upper, record.secured,
-          record.context_max, record.pages,       s.outstanding(record), record.stopped};
+  return {SeatId(seat),       record.settled, record.upper,          record.secured,
+          record.context_max, record.pages,   s.outstanding(record), record.stopped};
 }
 
 std::span<const PageId> Ledger::pages_of(RequestId request) const {

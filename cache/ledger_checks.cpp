@@ -188,8 +188,8 @@ std::uint64_t Ledger::State::digest() const {
     d.add(s.generation);
     d.add((s.owned ? 1 : 0) | (s.new_owner ? 2 : 0) | (s.resume_pending ? 4 : 0) |
           (s.stopped ? 8 : 0));
-    for (const std::int64_t figure : {s.promised_pages, s.settled, s.upper, s.secured,
-                                      s.context_max, s.limit_sent}) {
+    for (const std::int64_t figure :
+         {s.promised_pages, s.settled, s.upper, s.secured, s.context_max, s.limit_sent}) {
       d.add(figure);
     }
     d.add(s.holds);

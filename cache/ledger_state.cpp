@@ -158,10 +158,16 @@ void Ledger::State::publish() {
   const std::int64_t free = static_cast<std::int64_t>(free_pages.size());
   const std::int64_t sinks = sink >= 0 ? 1 : 0;
   const std::int64_t seats_free = static_cast<std::int64_t>(free_seats.size());
-  const std::array<std::int64_t, 10> figures{
-      limits.pages,     free,       limits.pages - free - held_pages - sinks, held_pages,
-      outstanding_sum,  sinks,      limits.seats_max,                         seats_free,
-      limits.seats_max - seats_free - held_seats, held_seats};
+  const std::array<std::int64_t, 10> figures{limits.pages,
+                                             free,
+                                             limits.pages - free - held_pages - sinks,
+                                             held_pages,
+                                             outstanding_sum,
+                                             sinks,
+                                             limits.seats_max,
+                                             seats_free,
+                                             limits.seats_max - seats_free - held_seats,
+                                             held_seats};
   for (std::size_t i = 0; i < figures.size(); ++i) {
     published[i].store(figures[i], std::memory_order_relaxed);
   }

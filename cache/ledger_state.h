@@ -18,18 +18,18 @@
 namespace quire {
 
 struct Ledger::State {
-  static constexpr std::int32_t kNobody = -1;  // owner of a page that is free or held
-  static constexpr std::int32_t kSink = -2;    // owner of the page for padding
-  static constexpr std::int64_t kUnknown = -1; // limit_sent: an update that may not have arrived
+  static constexpr std::int32_t kNobody = -1;   // owner of a page that is free or held
+  static constexpr std::int32_t kSink = -2;     // owner of the page for padding
+  static constexpr std::int64_t kUnknown = -1;  // limit_sent: an update that may not have arrived
 
   // A seat, and the request that owns it.
   struct Seat {
     std::uint32_t generation = 1;  // so that a zeroed handle is never valid
     bool owned = false;
-    bool new_owner = false;       // no update has named this owner yet
+    bool new_owner = false;  // no update has named this owner yet
     bool resume_pending = false;
     bool stopped = false;
-    bool listed = false;          // in `dirty_seats`
+    bool listed = false;  // in `dirty_seats`
     std::int32_t holds = 0;
     std::int32_t pages = 0;       // owned, the first so many cells of its page list
     std::int32_t cells_sent = 0;  // page table cells that the device has; >= ceil(upper / 256)
@@ -85,7 +85,7 @@ struct Ledger::State {
   void give_back_tail(std::int32_t seat);
   void release_page(PageId page);  // becomes held or free
   void publish();
-  void check_alive() const;              // throws the latched reason
+  void check_alive() const;  // throws the latched reason
   [[noreturn]] void fail(const std::string& reason);
 
   // ledger_steps.cpp
@@ -114,15 +114,15 @@ struct Ledger::State {
   std::uint64_t digest() const;
 
   const Limits limits;
-  std::vector<Seat> seats;                // [seats_max]
-  std::vector<PageId> page_lists;         // [seats_max, cells_max]
-  std::vector<Page> pages;                // [pages]
-  std::vector<Hold> holds;                // [holds_max]
-  std::vector<PageId> hold_lists;         // [holds_max, cells_max]
-  std::vector<Step> steps;                // [run_ahead_max + 1], by id modulo
-  std::vector<StepRow> step_rows;         // [run_ahead_max + 1, rows_max]
-  std::vector<Outcome> step_outcomes;     // [run_ahead_max + 1, rows_max]
-  std::vector<std::int32_t> step_lowered; // [run_ahead_max + 1, seats_max]
+  std::vector<Seat> seats;                 // [seats_max]
+  std::vector<PageId> page_lists;          // [seats_max, cells_max]
+  std::vector<Page> pages;                 // [pages]
+  std::vector<Hold> holds;                 // [holds_max]
+  std::vector<PageId> hold_lists;          // [holds_max, cells_max]
+  std::vector<Step> steps;                 // [run_ahead_max + 1], by id modulo
+  std::vector<StepRow> step_rows;          // [run_ahead_max + 1, rows_max]
+  std::vector<Outcome> step_outcomes;      // [run_ahead_max + 1, rows_max]
+  std::vector<std::int32_t> step_lowered;  // [run_ahead_max + 1, seats_max]
 
   // Stacks with room for everything, the last one goes first.
   std::vector<std::int32_t> free_seats, free_pages, free_holds;
@@ -135,9 +135,9 @@ struct Ledger::State {
   std::int64_t held_seats = 0;
   std::int32_t sink = -1;
 
-  StepId next_step = 0;       // what the next prepare is called
+  StepId next_step = 0;  // what the next prepare is called
   StepId first_uncounted = 0;
-  std::uint64_t call = 0;     // for `named_in`
+  std::uint64_t call = 0;  // for `named_in`
   StepUpdate update;
   std::vector<std::int32_t> scratch;  // [max(pages, seats_max)] for check_invariants()
 

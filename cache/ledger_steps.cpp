@@ -27,8 +27,8 @@ std::span<std::int32_t> Ledger::State::lowered_of(StepId id) {
 }
 
 void Ledger::State::check_shape(StepShape shape, PlanBufferId buffer, std::int32_t repeat) const {
-  QUIRE_CHECK(buffer.value >= 0 && buffer.value < limits.plan_buffers, "plan buffer ",
-              buffer.value, " does not exist; supported: 0 to ", limits.plan_buffers - 1);
+  QUIRE_CHECK(buffer.value >= 0 && buffer.value < limits.plan_buffers, "plan buffer ", buffer.value,
+              " does not exist; supported: 0 to ", limits.plan_buffers - 1);
   QUIRE_CHECK(shape.rows >= 1 && shape.rows <= limits.rows_max, "a shape of ", shape.rows,
               " batch rows; supported: 1 to rows_max ", limits.rows_max);
   QUIRE_CHECK(shape.tokens >= 1 && shape.tokens <= limits.tokens_max, "a shape of ", shape.tokens,
@@ -54,8 +54,9 @@ void Ledger::State::check_ragged_order(std::span<const BatchRow> rows, std::int3
                   " runs once, not ", repeat, " times");
     } else if (rows[i].tokens > 0) {
       QUIRE_CHECK(longer < 0, "batch row ", i, " with ", rows[i].tokens,
-                  " tokens stands behind row ", longer, ", which is longer than draft_max + 1 = ",
-                  limits.draft_max + 1, ": short rows come first");
+                  " tokens stands behind row ", longer,
+                  ", which is longer than draft_max + 1 = ", limits.draft_max + 1,
+                  ": short rows come first");
     }
   }
 }
@@ -70,8 +71,8 @@ void Ledger::State::check_rows(std::span<const BatchRow> rows, StepShape shape,
     const BatchRow& row = rows[i];
     QUIRE_CHECK(is_live(row.request), "batch row ", i, ": ", why_not_live(row.request));
     Seat& seat = seats[size(row.request.index)];
-    QUIRE_CHECK(seat.named_in != call, "batch row ", i, ": the request of seat ",
-                row.request.index, " is in the batch twice");
+    QUIRE_CHECK(seat.named_in != call, "batch row ", i, ": the request of seat ", row.request.index,
+                " is in the batch twice");
     seat.named_in = call;
     QUIRE_CHECK(row.tokens >= 0, "batch row ", i, " has ", row.tokens, " tokens");
     QUIRE_CHECK(!shape.is_decode() || row.tokens <= shape.tokens_per_row, "batch row ", i, " has ",
@@ -185,16 +186,16 @@ const StepUpdate& Ledger::padding_update(StepShape shape, PlanBufferId buffer) {
 void Ledger::settle(StepId id, std::span<const Outcome> outcomes) {
   State& s = *state_;
   s.check_alive();
-  QUIRE_CHECK(id >= 0 && id < s.next_step, "settle: step ", id, " is unknown; prepared so far: ",
-              s.next_step, " steps, from 0");
+  QUIRE_CHECK(id >= 0 && id < s.next_step, "settle: step ", id,
+              " is unknown; prepared so far: ", s.next_step, " steps, from 0");
   QUIRE_CHECK(id >= s.first_uncounted && !s.step_of(id).settled, "settle: step ", id,
               " was settled before");
   const std::span<const State::StepRow> rows = s.rows_of(id);
   QUIRE_CHECK(outcomes.size() == rows.size(), "settle: ", outcomes.size(), " outcomes for the ",
               rows.size(), " batch rows of step ", id);
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    QUIRE_CHECK(!s.is_live(rows[i].request) || (outcomes[i].kept_tokens >= 0 &&
-                                                outcomes[i].kept_tokens <= rows[i].tokens),
+    QUIRE_CHECK(!s.is_live(rows[i].request) ||
+                    (outcomes[i].kept_tokens >= 0 && outcomes[i].kept_tokens <= rows[i].tokens),
                 "settle: step ", id, ", batch row ", i, " kept ", outcomes[i].kept_tokens,
                 " tokens; supported: 0 to ", rows[i].tokens);
   }

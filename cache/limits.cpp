@@ -13,8 +13,8 @@ constexpr std::int64_t kSmallMax = std::int64_t{1} << 16;   // drafts, repeats, 
 constexpr std::int64_t kFewMax = 1024;                      // plan buffers, steps in flight
 
 void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
-  QUIRE_CHECK(value >= least && value <= most, "Limits::", name, " is ", value, "; supported: ",
-              least, " to ", most);
+  QUIRE_CHECK(value >= least && value <= most, "Limits::", name, " is ", value,
+              "; supported: ", least, " to ", most);
 }
 
 }  // namespace

@@ -21,9 +21,12 @@ void check_dim(const char* name, std::int64_t value, std::int64_t supported) {
 
 const char* name_of(LayerKind kind) {
   switch (kind) {
-    case LayerKind::kSliding: return "sliding";
-    case LayerKind::kCsa: return "csa";
-    case LayerKind::kHca: return "hca";
+    case LayerKind::kSliding:
+      return "sliding";
+    case LayerKind::kCsa:
+      return "csa";
+    case LayerKind::kHca:
+      return "hca";
   }
   return "unknown layer kind";
 }

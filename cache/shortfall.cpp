@@ -7,9 +7,12 @@ namespace quire {
 
 const char* name_of(Resource resource) {
   switch (resource) {
-    case Resource::kSeats: return "seats";
-    case Resource::kPages: return "pages";
-    case Resource::kHolds: return "holds";
+    case Resource::kSeats:
+      return "seats";
+    case Resource::kPages:
+      return "pages";
+    case Resource::kHolds:
+      return "holds";
   }
   return "unknown resource";
 }

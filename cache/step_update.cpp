@@ -120,8 +120,8 @@ void StepUpdate::seal() { mutable_header().digest = digest_of(bytes()); }
 
 void StepUpdate::append(const void* item, std::size_t size) {
   if (size > bytes_.size() - used_) {
-    throw BrokenInvariant(concat("step update: ", used_ + size, " bytes exceed its capacity of ",
-                                 bytes_.size()));
+    throw BrokenInvariant(
+        concat("step update: ", used_ + size, " bytes exceed its capacity of ", bytes_.size()));
   }
   std::memcpy(bytes_.data() + used_, item, size);
   used_ += size;

@@ -5,10 +5,11 @@
 // records, immutable weights and tables, and seat state of earlier steps are loaded there, each by
 // its own helper. The ragged kernels wait before anything else.
 #include <quire/kernels/append.h>
+#include <quire/planner/plan_rule.h>
+
 #include <quire/kernels/entry.cuh>
 #include <quire/kernels/pdl.cuh>
 #include <quire/kernels/pool.cuh>
-#include <quire/planner/plan_rule.h>
 #include <quire/runtime/cuda/launch.cuh>
 
 namespace quire::cuda {
@@ -173,12 +174,11 @@ constexpr int kCopyEntriesPerWarp = 128 / (kCopyBlocksPerRow * kWarps);
 
 __host__ __device__ inline Blocks ragged_entry_blocks(const AppendParams& params) {
   const std::int64_t entries = params.csa_entry_capacity;
-  return {has(params.csa.rows) ? entries : 0,
-          has(params.indexer.rows) ? ceil_div<std::int64_t>(entries, kWarps) : 0,
-          has(params.window.rows) ? params.shape.tokens : 0,
-          params.window.copy_older_window
-              ? std::int64_t{kCopyBlocksPerRow} * params.shape.rows
-              : 0};
+  return {
+      has(params.csa.rows) ? entries : 0,
+      has(params.indexer.rows) ? ceil_div<std::int64_t>(entries, kWarps) : 0,
+      has(params.window.rows) ? params.shape.tokens : 0,
+      params.window.copy_older_window ? std::int64_t{kCopyBlocksPerRow} * params.shape.rows : 0};
 }
 
 // State rows that one batch row of a ragged step can write.
@@ -187,8 +187,7 @@ __host__ __device__ inline std::int32_t state_writes_max(const PlanGeometry& geo
 }
 
 __host__ __device__ inline Blocks ragged_seat_blocks(const AppendParams& params) {
-  const std::int64_t writes =
-      std::int64_t{state_writes_max(params.geometry)} * params.shape.rows;
+  const std::int64_t writes = std::int64_t{state_writes_max(params.geometry)} * params.shape.rows;
   return {has(params.csa.rows) ? writes : 0,
           has(params.indexer.rows) ? ceil_div<std::int64_t>(writes, kWarps) : 0, 0,
           has(params.window.rows) ? std::int64_t{kCopyBlocksPerRow} * params.shape.rows : 0};
@@ -229,8 +228,7 @@ __device__ void complete_csa(const AppendParams& params, std::int64_t input_row,
   fold_input_rows<kDim>(work.folds, work.bias, part, input_row, token.position,
                         window_len(kCsaRule, token.index), kC4Window - 1);
   fold_row(work.folds, false, row.quarter[3], work.bias[kC4Window - 1], row.quarter[1]);
-  finish_csa<kDim>(params, part, work.finish, work.folds, token.csa_location, token.seat,
-                   partial);
+  finish_csa<kDim>(params, part, work.finish, work.folds, token.csa_location, token.seat, partial);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -242,10 +240,9 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t block = blockIdx.x;
   const bool is_csa = block < blocks.csa;
   const bool is_indexer = !is_csa && block < blocks.csa + blocks.indexer;
-  const std::int64_t input_row =
-      is_csa       ? block
-      : is_indexer ? Place<kKeys>::entry(block - blocks.csa)
-                   : block - blocks.csa - blocks.indexer;
+  const std::int64_t input_row = is_csa       ? block
+                                 : is_indexer ? Place<kKeys>::entry(block - blocks.csa)
+                                              : block - blocks.csa - blocks.indexer;
 
   DecodeWork work{};
   work.token.seat = -1;
@@ -255,8 +252,7 @@ __global__ void __launch_bounds__(kThreads)
   } else if (is_indexer) {
     prepare_csa<kKeys>(params, work);
   } else if (is_live(work.token)) {
-    work.finish =
-        load_finish<kMain>(params.window.norm_weight, params.rope, work.token.position);
+    work.finish = load_finish<kMain>(params.window.norm_weight, params.rope, work.token.position);
   }
 
   pdl_wait();
@@ -290,8 +286,7 @@ __device__ void append_csa_entry(const AppendParams& params, std::int64_t index,
 
   Four bias[kC4Window];
   load_bias<kDim>(part, bias);
-  const Finish finish =
-      load_finish<kDim>(part.norm_weight, params.rope, p - (kCsaRule.ratio - 1));
+  const Finish finish = load_finish<kDim>(part.norm_weight, params.rope, p - (kCsaRule.ratio - 1));
   Folds folds{};
   fold_state_rows<kDim>(folds, bias, part, seat, p, from_state);
   fold_input_rows<kDim>(folds, bias, part, input_row, p, from_state, kC4Window);
@@ -305,8 +300,7 @@ __device__ void append_ragged_window(const AppendParams& params, std::int64_t in
   const bool in_scratch = token.scratch_location >= 0;
   const std::int64_t location = in_scratch ? token.scratch_location : token.ring_location;
   if (seat < 0 || location < 0) return;
-  const Finish finish =
-      load_finish<kMain>(params.window.norm_weight, params.rope, token.position);
+  const Finish finish = load_finish<kMain>(params.window.norm_weight, params.rope, token.position);
   append_window(params, finish, input_row, in_scratch ? params.window.scratch : params.window.ring,
                 location, seat, partial);
 }
@@ -318,8 +312,8 @@ __device__ inline bool reads_scratch(const AppendParams& params, const BatchRowR
 // Calls `copy(k)` for k in [0, 128) of a batch row, one warp each.
 template <class Copy>
 __device__ void for_window_entries(std::int64_t block, const Copy& copy) {
-  const int warp = static_cast<int>(block % kCopyBlocksPerRow) * kWarps +
-                   static_cast<int>(threadIdx.x) / kWarp;
+  const int warp =
+      static_cast<int>(block % kCopyBlocksPerRow) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
   for (int n = 0; n < kCopyEntriesPerWarp; ++n) copy(warp * kCopyEntriesPerWarp + n);
 }
 
@@ -422,8 +416,8 @@ void launch_append(const AppendParams& params, Pdl pdl, cudaStream_t stream) {
            programmatic, decode);
     return;
   }
-  launch(append_ragged_entries, linear_grid(ragged_entry_blocks(params).total()), dim3(kThreads),
-         0, stream, programmatic, params);
+  launch(append_ragged_entries, linear_grid(ragged_entry_blocks(params).total()), dim3(kThreads), 0,
+         stream, programmatic, params);
   launch(append_ragged_seat, linear_grid(ragged_seat_blocks(params).total()), dim3(kThreads), 0,
          stream, programmatic, params);
 }

@@ -2,14 +2,17 @@
 // d = 128: one warp. Every kernel waits before anything else: who wrote lengths, records and state
 // is not known here.
 #include <quire/kernels/compress_c4.h>
+#include <quire/planner/plan_rule.h>
 
-#include <utility>
-
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <quire/kernels/entry.cuh>
 #include <quire/kernels/pdl.cuh>
 #include <quire/kernels/pool.cuh>
-#include <quire/planner/plan_rule.h>
 #include <quire/runtime/cuda/launch.cuh>
+#include <string>
+#include <utility>
 
 namespace quire::cuda {
 namespace {
@@ -101,8 +104,8 @@ __global__ void __launch_bounds__(kThreads)
   load_bias<kDim, kType>(params.bias, bias);
   Folds folds{};
   fold_rows(folds, bias, first, first, kC4Window - 1, [&](int i, Four& value, Four& score) {
-    const std::int64_t row = state_at<kDim>(params.mode, i < kC4Overlap ? older : index,
-                                            p - (kC4Window - 1) + i);
+    const std::int64_t row =
+        state_at<kDim>(params.mode, i < kC4Overlap ? older : index, p - (kC4Window - 1) + i);
     value = load_elements<kType>(params.state, row + value_channel<kDim>(i));
     score = load_elements<kType>(params.state, row + score_channel<kDim>(i));
   });
@@ -147,9 +150,9 @@ __global__ void __launch_bounds__(kThreads)
     const bool from_state = i < older;
     const std::int64_t index =
         params.mode == C4StateMode::kRing ? ring : page_of_row(bundle, older, i);
-    const std::int64_t row =
-        from_state ? state_at<kDim>(params.mode, index, p - (kC4Window - 1) + i)
-                   : (input_row - (kC4Window - 1) + i) * (4 * kDim);
+    const std::int64_t row = from_state
+                                 ? state_at<kDim>(params.mode, index, p - (kC4Window - 1) + i)
+                                 : (input_row - (kC4Window - 1) + i) * (4 * kDim);
     const void* source = from_state ? params.state : params.input;
     value = load_elements<kType>(source, row + value_channel<kDim>(i));
     score = load_elements<kType>(source, row + score_channel<kDim>(i));
@@ -190,7 +193,7 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Variant {
   std::int32_t head_dim;
-  ElementType type;    // of state, input and bias
+  ElementType type;  // of state, input and bias
   ElementType output;
   friend constexpr bool operator==(const Variant&, const Variant&) = default;
 };
@@ -219,7 +222,8 @@ template <class Select, class Visit>
 int visit_variants(const Select& select, const Visit& visit) {
   return [&]<std::size_t... I>(std::index_sequence<I...>) {
     return ((select(kVariants[I]) ? (visit(Kernels<kVariants[I]>()), 1) : 0) + ...);
-  }(std::make_index_sequence<std::size(kVariants)>());
+  }
+  (std::make_index_sequence<std::size(kVariants)>());
 }
 
 const char* name_of(ElementType type) { return type == kFp32 ? "fp32" : "bf16"; }
@@ -241,11 +245,10 @@ void with_kernels(const char* operation, const Params& params, const Visit& visi
 
 }  // namespace
 
-void launch_compress_c4_decode(const CompressC4DecodeParams& params, Pdl pdl,
-                               cudaStream_t stream) {
+void launch_compress_c4_decode(const CompressC4DecodeParams& params, Pdl pdl, cudaStream_t stream) {
   with_kernels("compress_c4_decode", params, [&](auto kernels) {
-    launch(kernels.kDecode, kernels.grid(params.batch), dim3(kThreads), 0, stream,
-           pdl != Pdl::kOff, params);
+    launch(kernels.kDecode, kernels.grid(params.batch), dim3(kThreads), 0, stream, pdl != Pdl::kOff,
+           params);
   });
 }
 

@@ -1,5 +1,5 @@
-// The c4 compressor alone, in the original kernels' form (SPEC 1.3 to 1.9): state, input and bias of
-// one type, ring of 8 or pages of 4. For engines that want just this, and for the goldens.
+// The c4 compressor alone, in the original kernels' form (SPEC 1.3 to 1.9): state, input and bias
+// of one type, ring of 8 or pages of 4. For engines that want just this, and for the goldens.
 #pragma once
 
 #include <quire/kernels/params.h>

@@ -6,13 +6,13 @@
 // (docs/PDL.md) has a helper of its own: load_constant, load_state, load_record.
 #pragma once
 
-#include <cstdint>
-
 #include <quire/cache/entry_layout.h>
 #include <quire/kernels/exact_math.h>
 #include <quire/kernels/fp8.h>
 #include <quire/kernels/params.h>
 #include <quire/planner/plan.h>
+
+#include <cstdint>
 
 namespace quire::cuda {
 
@@ -116,8 +116,8 @@ __device__ inline void store_four(float* to, const Four& x) {
 
 // --- Norm ---
 
-// The index-bit tree of SPEC 3.7: channel bits 0 and 1 in registers, 2 to 6 across the warp, 7 and 8
-// across the block's warps. `partial` is shared memory of kWarps floats, used once per kernel.
+// The index-bit tree of SPEC 3.7: channel bits 0 and 1 in registers, 2 to 6 across the warp, 7 and
+// 8 across the block's warps. `partial` is shared memory of kWarps floats, used once per kernel.
 template <int kDim>
 __device__ inline float sum_of_squares(const Four& c, float* partial) {
   float q[kChannels];
@@ -166,10 +166,8 @@ __device__ inline Four load_rotation(const RopeTable& rope, std::int32_t positio
 }
 
 __device__ inline Four rotate(const Four& x, const Four& rotation) {
-  const exact::Pair first =
-      exact::rotate({x.v[0], x.v[1]}, rotation.v[0], rotation.v[1]);
-  const exact::Pair second =
-      exact::rotate({x.v[2], x.v[3]}, rotation.v[2], rotation.v[3]);
+  const exact::Pair first = exact::rotate({x.v[0], x.v[1]}, rotation.v[0], rotation.v[1]);
+  const exact::Pair second = exact::rotate({x.v[2], x.v[3]}, rotation.v[2], rotation.v[3]);
   return {{first.x, first.y, second.x, second.y}};
 }
 
@@ -258,9 +256,9 @@ __device__ inline void store_main_entry(const EntryPool& pool, std::int64_t loca
   std::byte* data = pool.main_data(location);
   std::byte* scales = pool.main_scales(location);
   if (is_quantised) {
-    *reinterpret_cast<std::uint32_t*>(data + channel) = pack_bytes(
-        exact::quantise_main(x.v[0], scale), exact::quantise_main(x.v[1], scale),
-        exact::quantise_main(x.v[2], scale), exact::quantise_main(x.v[3], scale));
+    *reinterpret_cast<std::uint32_t*>(data + channel) =
+        pack_bytes(exact::quantise_main(x.v[0], scale), exact::quantise_main(x.v[1], scale),
+                   exact::quantise_main(x.v[2], scale), exact::quantise_main(x.v[3], scale));
   } else {
     const auto pair = [](std::uint16_t low, std::uint16_t high) {
       return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16;
@@ -281,8 +279,7 @@ __device__ inline void store_indexer_entry(const EntryPool& pool, std::int64_t l
   const float scale = exact::indexer_scale(tile_maximum<kWarp>(x, scale_floor));
   const float inverse = exact::div(1.0f, scale);
   report_nonfinite<kWarp>(x, true, seat, report);
-  *reinterpret_cast<std::uint32_t*>(pool.indexer_values(location) +
-                                    Place<kIndexerDim>::channel()) =
+  *reinterpret_cast<std::uint32_t*>(pool.indexer_values(location) + Place<kIndexerDim>::channel()) =
       pack_bytes(exact::quantise_indexer(x.v[0], scale, inverse),
                  exact::quantise_indexer(x.v[1], scale, inverse),
                  exact::quantise_indexer(x.v[2], scale, inverse),

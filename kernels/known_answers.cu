@@ -1,10 +1,9 @@
 // The known answers of SPEC 3.7 on the device. Runs once, when a cache is opened, on a stream that
 // nothing else uses: it is launched plainly and neither waits nor triggers.
+#include <quire/kernels/known_answers.h>
 #include <quire/kernels/known_answers_launch.h>
 
 #include <memory>
-
-#include <quire/kernels/known_answers.h>
 #include <quire/runtime/cuda/launch.cuh>
 
 namespace quire::cuda {

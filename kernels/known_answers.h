@@ -1,5 +1,5 @@
-// Known answers of the one arithmetic (SPEC 3.7): about a thousand values, one function for host and
-// device, inputs from an integer hash. Both sides compute them when a cache is opened; a difference
+// Known answers of the one arithmetic (SPEC 3.7): about a thousand values, one function for host
+// and device, inputs from an integer hash. Both sides compute them when a cache is opened; a difference
 // means a compiler, a flag or a machine that does not keep the rules, and nothing is opened.
 // Internal, not installed.
 #pragma once

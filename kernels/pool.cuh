@@ -3,20 +3,23 @@
 #pragma once
 
 #include <cstdint>
-
 #include <quire/kernels/entry.cuh>
 
 namespace quire::cuda {
 
-inline constexpr int kC4Window = 8;   // rows that an entry pools: 4 of the window before, 4 of its own
-inline constexpr int kC4Overlap = 4;  // of these, the older ones, which count by their overlap halves
+// Rows that an entry pools: 4 of the window before, which count by their overlap halves, and 4 of
+// its own.
+inline constexpr int kC4Window = 8;
+inline constexpr int kC4Overlap = 4;
 
 struct Folds {
   exact::Fold of[kChannels];
 };
 
 // First row of the window of the entry that closes at p: the first entry has no older window.
-__device__ inline int first_window_row(std::int64_t p) { return p < kC4Window - 1 ? kC4Overlap : 0; }
+__device__ inline int first_window_row(std::int64_t p) {
+  return p < kC4Window - 1 ? kC4Overlap : 0;
+}
 
 // A token's row is kv_overlap, kv, score_overlap, score, each of kDim channels. Where the thread's
 // channels of window row i stand in it:
@@ -34,8 +37,8 @@ __device__ inline void fold_row(Folds& folds, bool is_first, const Four& score, 
 #pragma unroll
   for (int k = 0; k < kChannels; ++k) {
     const float s = exact::add(score.v[k], bias.v[k]);
-    folds.of[k] = is_first ? exact::fold_first(s, value.v[k])
-                           : exact::fold_next(folds.of[k], s, value.v[k]);
+    folds.of[k] =
+        is_first ? exact::fold_first(s, value.v[k]) : exact::fold_next(folds.of[k], s, value.v[k]);
   }
 }
 

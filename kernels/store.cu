@@ -10,8 +10,7 @@ namespace quire::cuda {
 namespace {
 
 template <int kDim>
-__global__ void __launch_bounds__(kThreads)
-    store_rows(const __grid_constant__ StoreParams params) {
+__global__ void __launch_bounds__(kThreads) store_rows(const __grid_constant__ StoreParams params) {
   pdl_wait();
   pdl_trigger();
   const std::int64_t row = Place<kDim>::entry(blockIdx.x);
@@ -40,8 +39,8 @@ void launch_store_flashmla(const StoreParams& params, Pdl pdl, cudaStream_t stre
 }
 
 void launch_store_indexer(const StoreParams& params, Pdl pdl, cudaStream_t stream) {
-  launch(kStoreIndexer, linear_grid(ceil_div<std::int64_t>(params.rows, kWarps)), dim3(kThreads),
-         0, stream, pdl != Pdl::kOff, params);
+  launch(kStoreIndexer, linear_grid(ceil_div<std::int64_t>(params.rows, kWarps)), dim3(kThreads), 0,
+         stream, pdl != Pdl::kOff, params);
 }
 
 void load_store_kernels() {

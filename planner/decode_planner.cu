@@ -13,8 +13,7 @@ __device__ void finish_decode_plan(const PlanParams& params) {
   header.steps_at_plan = header.steps_left;
   header.short_rows = params.shape.rows;
   header.csa_entries = 0;
-  params.plan.views.cu_extend[params.shape.rows] =
-      params.shape.rows * params.shape.tokens_per_row;
+  params.plan.views.cu_extend[params.shape.rows] = params.shape.rows * params.shape.tokens_per_row;
 }
 
 __global__ void __launch_bounds__(kDecodeThreads)
@@ -31,8 +30,7 @@ __global__ void __launch_bounds__(kDecodeThreads)
   const BatchRowRecord& row = resolved.record;
   if (first_thread) {
     write_batch_row(params, r, row);
-    add_to_report(*params.plan.report, report_counter(*params.plan.report, resolved.why),
-                  row.seat);
+    add_to_report(*params.plan.report, report_counter(*params.plan.report, resolved.why), row.seat);
   }
   for (int j = static_cast<int>(threadIdx.x); j < params.shape.tokens_per_row;
        j += kDecodeThreads) {

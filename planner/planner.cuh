@@ -2,13 +2,13 @@
 // the batch row of a token, the report, and the plain launch.
 #pragma once
 
-#include <cub/block/block_scan.cuh>
-#include <thrust/iterator/counting_iterator.h>
-#include <thrust/iterator/transform_iterator.h>
-
 #include <cuda_runtime.h>
 
 #include <cstdint>
+
+#include <cub/block/block_scan.cuh>
+#include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
 
 #include <quire/planner/device_planner.h>
 #include <quire/planner/step_rule.h>
@@ -98,8 +98,7 @@ __device__ inline void copy_page_table_row(const PlanParams& params, std::int32_
                                            const BatchRowRecord& row) {
   if (row.seat < 0) return;
   const std::int32_t* from = params.table.page_table + row.seat * params.table.cells;
-  std::int32_t* to =
-      params.plan.views.page_table + batch_row * params.plan.views.page_table_stride;
+  std::int32_t* to = params.plan.views.page_table + batch_row * params.plan.views.page_table_stride;
   const int cells = shown_cells(row);
   for (int i = static_cast<int>(threadIdx.x); i < cells; i += static_cast<int>(blockDim.x)) {
     to[i] = from[i];

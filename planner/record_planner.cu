@@ -39,13 +39,13 @@ __global__ void __launch_bounds__(kScanThreads)
   const auto counts = thrust::make_transform_iterator(thrust::counting_iterator<std::int32_t>(0),
                                                       CountRecords{&params});
   const RecordSums all = sum_over_rows<kScanThreads, RecordSums>(
-      params.rows, counts, [&](std::int32_t row, const RecordSums& before) {
-        write_sums(params, row, before);
-      });
+      params.rows, counts,
+      [&](std::int32_t row, const RecordSums& before) { write_sums(params, row, before); });
   if (threadIdx.x == 0) write_sums(params, params.rows, all);
 }
 
-// Record `at` of the list whose rows begin at `begin`; position_of(P0, E, k) gives the k-th of a row.
+// Record `at` of the list whose rows begin at `begin`; position_of(P0, E, k) gives the k-th of a
+// row.
 template <class PositionOf>
 __device__ PlanRecord record_at(const RecordPlanParams& params, const std::int32_t* begin,
                                 std::int64_t at, PositionOf position_of) {
@@ -62,15 +62,16 @@ __global__ void __launch_bounds__(kPlannerThreads)
   const CompressionRule rule = params.rule;
   const std::int64_t i = thread_in_grid();
   if (params.compress != nullptr && i < params.compress_capacity) {
-    params.compress[i] = record_at(
-        params, params.cu_compress, i,
-        [&](std::int32_t P0, std::int32_t, std::int32_t k) { return compress_position(rule, P0, k); });
+    params.compress[i] = record_at(params, params.cu_compress, i,
+                                   [&](std::int32_t P0, std::int32_t, std::int32_t k) {
+                                     return compress_position(rule, P0, k);
+                                   });
   }
   if (params.write != nullptr && i < params.write_capacity) {
-    params.write[i] = record_at(params, params.cu_write, i,
-                                [&](std::int32_t P0, std::int32_t E, std::int32_t k) {
-                                  return write_position(rule, P0, E, k);
-                                });
+    params.write[i] =
+        record_at(params, params.cu_write, i, [&](std::int32_t P0, std::int32_t E, std::int32_t k) {
+          return write_position(rule, P0, E, k);
+        });
   }
 }
 

@@ -1,7 +1,7 @@
 // The two ends of a step: `apply` carries a chunk of an update out of its own parameters, so that
 // nothing is staged and nothing can be overwritten on the way; `commit` moves lengths by seat.
-#include <quire/planner/planner.cuh>
 #include <quire/kernels/pdl.cuh>
+#include <quire/planner/planner.cuh>
 
 namespace quire::cuda {
 
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kPlannerThreads)
 }  // namespace
 
 void launch_apply(const ApplyParams& params, cudaStream_t stream) {
-  const std::int64_t changes = std::int64_t{params.batch_rows} + params.cells +
-                               params.lowered_limits + padding_rows(params);
+  const std::int64_t changes =
+      std::int64_t{params.batch_rows} + params.cells + params.lowered_limits + padding_rows(params);
   launch_plain(apply_kernel, blocks_for(changes, kPlannerThreads), kPlannerThreads, params, stream);
 }
 

@@ -14,7 +14,8 @@ namespace quire {
 
 // --- Apply ---
 
-// Change `index` of those that begin `offset` bytes into the chunk. Every offset is a multiple of 4.
+// Change `index` of those that begin `offset` bytes into the chunk. Every offset is a multiple
+// of 4.
 template <class Change>
 QUIRE_HOST_DEVICE Change change_at(const ApplyParams& params, std::int64_t offset,
                                    std::int32_t index) {
@@ -101,8 +102,8 @@ QUIRE_HOST_DEVICE inline AppliedRow applied_row(const PlanBuffer& plan, bool sam
 // `room`: tokens of the shape that are left for the row. One that does not fit, which no checked
 // update has, is inert: nothing is written beyond the shape.
 QUIRE_HOST_DEVICE inline ResolvedRow plan_batch_row(const PlanParams& params, bool same_shape,
-                                                    const AppliedRow& row,
-                                                    std::int32_t first_token, std::int64_t room) {
+                                                    const AppliedRow& row, std::int32_t first_token,
+                                                    std::int64_t room) {
   return resolve_batch_row(*params.plan.header, same_shape && row.tokens <= room, params.table,
                            row.seat, row.tokens, first_token);
 }
@@ -145,8 +146,7 @@ QUIRE_HOST_DEVICE inline std::int32_t csa_entries_of(const BatchRowRecord& recor
 // Token `token` of the ragged batch row, and the record of the entry that it closes; `csa_base` is
 // the place of the row's first in the compact list.
 QUIRE_HOST_DEVICE inline void write_ragged_token(const PlanParams& params, std::int32_t token,
-                                                 std::int32_t batch_row,
-                                                 const BatchRowRecord& row,
+                                                 std::int32_t batch_row, const BatchRowRecord& row,
                                                  std::int32_t csa_base) {
   const std::int32_t j = token - row.first_token;
   const TokenRecord record = plan_token(params.geometry, params.table, row, batch_row, j);
@@ -160,21 +160,26 @@ QUIRE_HOST_DEVICE inline void write_ragged_token(const PlanParams& params, std::
 
 // Cells that the page table row of a batch row shows.
 QUIRE_HOST_DEVICE inline std::int32_t shown_cells(const BatchRowRecord& row) {
-  return row.live_tokens > 0 ? static_cast<std::int32_t>(ceil_div(
-                                   std::int64_t{row.start} + row.live_tokens, kPageTokens))
+  return row.live_tokens > 0 ? static_cast<std::int32_t>(
+                                   ceil_div(std::int64_t{row.start} + row.live_tokens, kPageTokens))
                              : 0;
 }
 
 // The counter that a row made inert adds to; null: nothing to report.
 QUIRE_HOST_DEVICE inline std::int32_t* report_counter(DeviceReport& report, Inert why) {
   switch (why) {
-    case Inert::kStopped: return &report.rows_stopped;
-    case Inert::kAtLimit: return &report.rows_at_limit;
-    case Inert::kOutOfSteps: return &report.rows_out_of_steps;
-    case Inert::kWrongShape: return &report.rows_wrong_shape;
+    case Inert::kStopped:
+      return &report.rows_stopped;
+    case Inert::kAtLimit:
+      return &report.rows_at_limit;
+    case Inert::kOutOfSteps:
+      return &report.rows_out_of_steps;
+    case Inert::kWrongShape:
+      return &report.rows_wrong_shape;
     case Inert::kNo:
     case Inert::kPadding:
-    case Inert::kEmpty: break;
+    case Inert::kEmpty:
+      break;
   }
   return nullptr;
 }

@@ -5,14 +5,14 @@
 // enqueued may be captured; what allocates or waits may not.
 #pragma once
 
+#include <quire/kernels/params.h>
+#include <quire/runtime/base/stream_view.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
-
-#include <quire/kernels/params.h>
-#include <quire/runtime/base/stream_view.h>
 
 namespace quire {
 

@@ -1,18 +1,15 @@
 // Captures a ladder of decode shapes around the engine's callback, and finds the one to replay.
+#include <quire/runtime/base/errors.h>
 #include <quire/runtime/decode_graphs.h>
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
-#include <quire/runtime/base/errors.h>
-
 namespace quire {
 namespace {
 
-std::string text_of(StepShape shape) {
-  return concat(shape.rows, " x ", shape.tokens_per_row);
-}
+std::string text_of(StepShape shape) { return concat(shape.rows, " x ", shape.tokens_per_row); }
 
 // Largest first: the memory that a capture needs is then claimed once.
 std::vector<StepShape> in_capture_order(std::span<const StepShape> shapes) {
@@ -47,8 +44,8 @@ DecodeGraphs::DecodeGraphs(CacheManager& cache, PlanBufferId buffer,
 }
 
 StepShape DecodeGraphs::shape_for(std::int64_t rows, std::int32_t tokens_per_row) const {
-  QUIRE_CHECK(rows > 0 && tokens_per_row > 0, "DecodeGraphs::shape_for: ", rows,
-              " batch rows of ", tokens_per_row, " tokens; both must be positive");
+  QUIRE_CHECK(rows > 0 && tokens_per_row > 0, "DecodeGraphs::shape_for: ", rows, " batch rows of ",
+              tokens_per_row, " tokens; both must be positive");
   // Entries stand largest first, so the last that has room is the smallest.
   const auto found = std::find_if(entries_.rbegin(), entries_.rend(), [&](const Entry& entry) {
     return entry.shape.rows >= rows && entry.shape.tokens_per_row >= tokens_per_row;

@@ -2,13 +2,13 @@
 // owns its capture does not need it.
 #pragma once
 
+#include <quire/cache/cache_manager.h>
+#include <quire/runtime/owners.h>
+
 #include <functional>
 #include <map>
 #include <span>
 #include <vector>
-
-#include <quire/cache/cache_manager.h>
-#include <quire/runtime/owners.h>
 
 namespace quire {
 

@@ -1,14 +1,13 @@
 // Construction, clearing and the read side of DeviceCache. What it enqueues is in
 // device_cache_steps.cpp.
+#include <quire/kernels/known_answers.h>
+#include <quire/runtime/base/errors.h>
 #include <quire/runtime/device_cache.h>
+#include <quire/runtime/device_cache_state.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <utility>
-
-#include <quire/kernels/known_answers.h>
-#include <quire/runtime/base/errors.h>
-#include <quire/runtime/device_cache_state.h>
 
 namespace quire {
 
@@ -46,8 +45,8 @@ void DeviceCache::State::open_memory() {
   }
   const auto given = static_cast<std::int64_t>(options.memory->size());
   base = options.memory->data();
-  QUIRE_CHECK(given >= total, "DeviceCacheOptions::memory has ", given, " bytes; these limits need ",
-              total, " (DeviceCache::bytes_needed)");
+  QUIRE_CHECK(given >= total, "DeviceCacheOptions::memory has ", given,
+              " bytes; these limits need ", total, " (DeviceCache::bytes_needed)");
   QUIRE_CHECK(reinterpret_cast<std::uintptr_t>(base) % kPartAlignment == 0,
               "DeviceCacheOptions::memory starts at ", static_cast<const void*>(base),
               ", which is not a multiple of ", kPartAlignment, " bytes");
@@ -61,9 +60,10 @@ void DeviceCache::State::check_known_answers() {
   const std::vector<std::uint32_t> here = host::known_answers();
   const std::uint64_t digest = known_answers_digest(here.data(), static_cast<int>(here.size()));
   if (digest != kKnownAnswersDigest) {
-    throw BrokenInvariant(concat("the arithmetic of this build is not that of SPEC 3.7: its known "
-                                 "answers have the digest ", digest, ", expected ",
-                                 kKnownAnswersDigest));
+    throw BrokenInvariant(
+        concat("the arithmetic of this build is not that of SPEC 3.7: its known "
+               "answers have the digest ",
+               digest, ", expected ", kKnownAnswersDigest));
   }
   for (std::size_t i = 0; i < std::min(there.size(), here.size()); ++i) {
     if (there[i] == here[i]) continue;
@@ -71,8 +71,8 @@ void DeviceCache::State::check_known_answers() {
                                  " has the bits ", there[i], ", expected ", here[i]));
   }
   if (there.size() != here.size()) {
-    throw BrokenInvariant(concat("the backend computed ", there.size(), " known answers, expected ",
-                                 here.size()));
+    throw BrokenInvariant(
+        concat("the backend computed ", there.size(), " known answers, expected ", here.size()));
   }
 }
 
@@ -95,8 +95,8 @@ void DeviceCache::State::place() {
   for (std::size_t i = 0; i < layout.buffers.size(); ++i) {
     PlanBufferState to;
     to.plan = place_plan_buffer(layout, i, base);
-    to.scratch = make_entry_pool(base + layout.buffers[i].scratch.offset,
-                                 layout.window_page_bytes, kWindowPageEntries);
+    to.scratch = make_entry_pool(base + layout.buffers[i].scratch.offset, layout.window_page_bytes,
+                                 kWindowPageEntries);
     to.older_window_copied.assign(layers.size(), 0);
     to.appended_parts.assign(layers.size(), 0);
     buffers.push_back(std::move(to));

@@ -1,11 +1,17 @@
-// Executes on one backend what a ledger has decided: holds the memory, carries out updates, enqueues
-// plans, appends and commits. It decides nothing.
+// Executes on one backend what a ledger has decided: holds the memory, carries out updates,
+// enqueues plans, appends and commits. It decides nothing.
 //
 // One thread at a time. Nothing blocks but construction, destruction and what has `wait` in its
 // name. All steps run on one stream or on streams that join it; wait for them before destruction.
-// `enqueue_plan`, `append` and `enqueue_commit` may be captured; `apply` may not. Every call restores
-// the current device.
+// `enqueue_plan`, `append` and `enqueue_commit` may be captured; `apply` may not. Every call
+// restores the current device.
 #pragma once
+
+#include <quire/cache/limits.h>
+#include <quire/cache/model_spec.h>
+#include <quire/cache/step_update.h>
+#include <quire/kernels/params.h>
+#include <quire/runtime/backend.h>
 
 #include <cstdint>
 #include <memory>
@@ -14,12 +20,6 @@
 #include <string>
 #include <vector>
 
-#include <quire/cache/limits.h>
-#include <quire/cache/model_spec.h>
-#include <quire/cache/step_update.h>
-#include <quire/kernels/params.h>
-#include <quire/runtime/backend.h>
-
 namespace quire {
 
 // What the engine supplies for one layer. Pointers are kept, nothing is copied: they stay valid and
@@ -27,13 +27,13 @@ namespace quire {
 struct LayerBinding {
   ElementType window_rows = ElementType::kBfloat16;     // type of the rows passed to append
   ElementType compressor_rows = ElementType::kFloat32;  // CSA, indexer and HCA rows
-  const float* window_norm = nullptr;    // [512]; null: window rows come normed
-  const float* csa_bias = nullptr;       // 8 x 512 in bias_order
-  const float* csa_norm = nullptr;       // [512]
-  const float* indexer_bias = nullptr;   // 8 x 128 in bias_order
-  const float* indexer_norm = nullptr;   // [128]
-  const float* hca_bias = nullptr;       // [128, 512]
-  const float* hca_norm = nullptr;       // [512]
+  const float* window_norm = nullptr;                   // [512]; null: window rows come normed
+  const float* csa_bias = nullptr;                      // 8 x 512 in bias_order
+  const float* csa_norm = nullptr;                      // [512]
+  const float* indexer_bias = nullptr;                  // 8 x 128 in bias_order
+  const float* indexer_norm = nullptr;                  // [128]
+  const float* hca_bias = nullptr;                      // [128, 512]
+  const float* hca_norm = nullptr;                      // [512]
   BiasOrder bias_order = BiasOrder::kCheckpoint;
 };
 
@@ -60,8 +60,8 @@ struct DeviceCacheOptions {
   std::int64_t padding_ring_location = -1;
   std::int64_t padding_scratch_location = -1;
 
-  // The engine's memory instead of a pool of our own: at least `DeviceCache::bytes_needed`, 256-byte
-  // aligned, alive as long as the cache.
+  // The engine's memory instead of a pool of our own: at least `DeviceCache::bytes_needed`,
+  // 256-byte aligned, alive as long as the cache.
   std::optional<std::span<std::byte>> memory;
 };
 

@@ -1,19 +1,19 @@
 // What a DeviceCache holds. Internal: shared by the sources of the class, not installed.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <memory>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include <quire/planner/plan.h>
 #include <quire/planner/plan_rule.h>
 #include <quire/runtime/base/ids.h>
 #include <quire/runtime/device_cache.h>
 #include <quire/runtime/memory_layout.h>
 #include <quire/runtime/owners.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace quire {
 
@@ -27,7 +27,7 @@ struct PlanBufferState {
   bool planned = false;        // by enqueue_plan, since the update
   std::vector<StepShape> captured_plans;
   std::optional<StreamView> plan_stream;
-  bool next_append_is_plain = true;  // on the plan's stream
+  bool next_append_is_plain = true;               // on the plan's stream
   std::vector<std::uint8_t> older_window_copied;  // [layers] since the plan
   std::vector<std::uint8_t> appended_parts;       // [layers] bits, since the update
 

@@ -1,12 +1,12 @@
 // What DeviceCache binds and enqueues: updates, plans, appends, commits. Everything is checked
 // before anything is enqueued, so a call that throws UsageError has changed nothing.
-#include <algorithm>
-#include <array>
-#include <cstdint>
-
 #include <quire/planner/apply_chunks.h>
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/device_cache_state.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
 
 namespace quire {
 namespace {
@@ -47,8 +47,8 @@ InputRows resolve_rows(const AppendInputs::Rows& rows, ElementType type, std::in
               " is not 16-byte aligned");
   const std::int64_t stride = rows.stride == 0 ? width : rows.stride;
   QUIRE_CHECK(stride >= width && stride * bytes_of(type) % 16 == 0, "AppendInputs::", part,
-              ".stride is ", stride, " elements of ", bytes_of(type), " bytes; supported: at least ",
-              width, " and a multiple of 16 bytes");
+              ".stride is ", stride, " elements of ", bytes_of(type),
+              " bytes; supported: at least ", width, " and a multiple of 16 bytes");
   return {rows.data, stride, type};
 }
 
@@ -112,9 +112,8 @@ void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
   QUIRE_CHECK(!state.backend.is_capturing(stream),
               "DeviceCache::apply on a stream that is capturing: updates differ from step to step, "
               "apply them outside of the graph");
-  QUIRE_CHECK(update.id() == kPaddingStep || update.id() == state.next_id,
-              "update of step ", update.id(), " is out of order: step ", state.next_id,
-              " comes next");
+  QUIRE_CHECK(update.id() == kPaddingStep || update.id() == state.next_id, "update of step ",
+              update.id(), " is out of order: step ", state.next_id, " comes next");
   check_update(update, state.limits);
   PlanBufferState& buffer = state.buffers[state.index_of(update.plan_buffer())];
 
@@ -126,8 +125,8 @@ void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
     });
   } catch (const Error& error) {
     if (launched) {
-      state.broken = concat("half of the update of step ", update.id(), " was applied: ",
-                            error.what());
+      state.broken =
+          concat("half of the update of step ", update.id(), " was applied: ", error.what());
     }
     throw;
   }
@@ -168,11 +167,11 @@ void DeviceCache::enqueue_plan(PlanBufferId id, StreamView stream) {
 
 StepShape DeviceCache::State::planned_shape(PlanBufferId id, const char* call) const {
   const PlanBufferState& buffer = buffers[index_of(id)];
-  QUIRE_CHECK(buffer.applied.has_value(), call, ": no update was applied to plan buffer ",
-              id.value, " yet; apply one and enqueue_plan first");
+  QUIRE_CHECK(buffer.applied.has_value(), call, ": no update was applied to plan buffer ", id.value,
+              " yet; apply one and enqueue_plan first");
   const auto& captured = buffer.captured_plans;
-  QUIRE_CHECK(buffer.planned || std::find(captured.begin(), captured.end(), *buffer.applied) !=
-                                    captured.end(),
+  QUIRE_CHECK(buffer.planned ||
+                  std::find(captured.begin(), captured.end(), *buffer.applied) != captured.end(),
               call, ": plan buffer ", id.value,
               " was not planned since its last update; enqueue_plan first");
   return *buffer.applied;
@@ -241,7 +240,8 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
       if (part->data != nullptr) state.backend.check_memory(part->data, "AppendInputs");
     }
     QUIRE_CHECK(!buffer.has_long_rows || (buffer.appended_parts[index] & rows.parts) == 0,
-                "append: a part of layer ", layer.value, " was appended before; a step with rows of "
+                "append: a part of layer ", layer.value,
+                " was appended before; a step with rows of "
                 "more than draft_max + 1 tokens runs once");
   }
 
@@ -259,12 +259,11 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
   params.window.ring = of_layer.window_ring;
   params.window.scratch = buffer.scratch;
   params.window.copy_older_window = !shape.is_decode() && buffer.older_window_copied[index] == 0;
-  params.csa =
-      make_csa_part(rows.csa, binding, binding.csa_bias, binding.csa_norm, of_layer.csa_state,
-                    state.layout.csa_ring_tokens, of_layer.csa_pages);
-  params.indexer = make_csa_part(rows.indexer, binding, binding.indexer_bias,
-                                 binding.indexer_norm, of_layer.indexer_state,
-                                 state.layout.csa_ring_tokens, of_layer.indexer_pages);
+  params.csa = make_csa_part(rows.csa, binding, binding.csa_bias, binding.csa_norm,
+                             of_layer.csa_state, state.layout.csa_ring_tokens, of_layer.csa_pages);
+  params.indexer =
+      make_csa_part(rows.indexer, binding, binding.indexer_bias, binding.indexer_norm,
+                    of_layer.indexer_state, state.layout.csa_ring_tokens, of_layer.indexer_pages);
   params.rope = *rope;
   params.norm_eps = state.options.norm_eps;
   params.scale_floor = state.options.scale_floor;

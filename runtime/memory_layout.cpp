@@ -1,13 +1,12 @@
 // A cursor walks the arena once; each part takes its bytes and moves it on. Products of limits and
 // strides are checked, so that no region wraps around (the limits alone stay far below 2^63).
-#include <quire/runtime/memory_layout.h>
-
-#include <limits>
-
 #include <quire/cache/entry_layout.h>
 #include <quire/planner/plan_rule.h>
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/base/integers.h>
+#include <quire/runtime/memory_layout.h>
+
+#include <limits>
 
 namespace quire {
 namespace {
@@ -95,8 +94,7 @@ void place_step_table(MemoryLayout& layout, Cursor& cursor, const Limits& limits
   layout.table.length = cursor.take("lengths", limits.seats_max, kInt);
   layout.table.limit = cursor.take("limits", limits.seats_max, kInt);
   layout.table.stopped = cursor.take("stopped flags", limits.seats_max, kInt);
-  layout.table.page_table =
-      cursor.take("page table", limits.seats_max, limits.cells_max() * kInt);
+  layout.table.page_table = cursor.take("page table", limits.seats_max, limits.cells_max() * kInt);
 }
 
 void place_plan_buffer(PlanBufferLayout& buffer, Cursor& cursor, const Limits& limits,
@@ -113,15 +111,14 @@ void place_plan_buffer(PlanBufferLayout& buffer, Cursor& cursor, const Limits& l
   buffer.row_csa_base = take("CSA bases", rows, 4);
   buffer.rows = take("batch row records", rows, sizeof(BatchRowRecord));
   buffer.tokens = take("token records", tokens, sizeof(TokenRecord));
-  buffer.csa_entries = take("CSA entry records", compress_capacity(kCsaRule, rows, tokens),
-                            sizeof(PlanRecord));
-  for (MemoryPart* view : {&buffer.positions, &buffer.token_batch_row,
-                           &buffer.token_window_length, &buffer.token_csa_length,
-                           &buffer.token_hca_length}) {
+  buffer.csa_entries =
+      take("CSA entry records", compress_capacity(kCsaRule, rows, tokens), sizeof(PlanRecord));
+  for (MemoryPart* view : {&buffer.positions, &buffer.token_batch_row, &buffer.token_window_length,
+                           &buffer.token_csa_length, &buffer.token_hca_length}) {
     *view = take("token view", tokens, 4);
   }
-  for (MemoryPart* view : {&buffer.ring_locations, &buffer.scratch_locations,
-                           &buffer.csa_locations, &buffer.hca_locations}) {
+  for (MemoryPart* view : {&buffer.ring_locations, &buffer.scratch_locations, &buffer.csa_locations,
+                           &buffer.hca_locations}) {
     *view = take("location view", tokens, 8);
   }
   buffer.cu_extend = take("cu_extend view", rows + 1, 4);
@@ -140,9 +137,8 @@ MemoryLayout make_memory_layout(const ModelSpec& spec, const Limits& limits,
   limits.check();
   check_kinds(spec);
   MemoryLayout layout;
-  layout.window_ring_tokens =
-      resolve_ring("window_ring_tokens", options.window_ring_tokens, limits.window_ring_tokens(),
-                   kWindowPageEntries);
+  layout.window_ring_tokens = resolve_ring("window_ring_tokens", options.window_ring_tokens,
+                                           limits.window_ring_tokens(), kWindowPageEntries);
   layout.csa_ring_tokens =
       resolve_ring("csa_ring_tokens", options.csa_ring_tokens, limits.csa_ring_tokens(), 4);
   layout.window_page_bytes = main_page_bytes(kWindowPageEntries);

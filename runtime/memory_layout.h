@@ -10,13 +10,13 @@
 // Every part starts on a multiple of 256 bytes. Offsets are from the start of the arena.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include <quire/cache/limits.h>
 #include <quire/cache/model_spec.h>
 #include <quire/planner/plan.h>
 #include <quire/runtime/device_cache.h>
+
+#include <cstdint>
+#include <vector>
 
 namespace quire {
 

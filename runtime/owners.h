@@ -2,9 +2,9 @@
 // outlive it. None is default-constructible; a GraphExec can only come from a capture.
 #pragma once
 
-#include <utility>
-
 #include <quire/runtime/backend.h>
+
+#include <utility>
 
 namespace quire {
 

@@ -1,11 +1,11 @@
 // Fills RoPE tables for engines that have none of their own (SPEC 3.2).
-#include <cmath>
-
 #include <quire/kernels/exact_math.h>
 #include <quire/kernels/host/float_environment.h>
 #include <quire/kernels/rope_angle.h>
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/device_cache.h>
+
+#include <cmath>
 
 namespace quire {
 namespace {
@@ -33,9 +33,9 @@ void make_rope_table(RopeGroup group, std::int64_t positions, RopeLayout layout,
   constexpr std::int64_t kPositionsMax = std::int64_t{1} << 24;
   QUIRE_CHECK(positions > 0 && positions <= kPositionsMax, "RoPE table of ", positions,
               " positions; supported: 1 to ", kPositionsMax);
-  QUIRE_CHECK(static_cast<std::int64_t>(values.size()) == positions * kRopeDim,
-              "RoPE table of ", positions, " positions needs ", positions * kRopeDim,
-              " floats, the span has ", values.size());
+  QUIRE_CHECK(static_cast<std::int64_t>(values.size()) == positions * kRopeDim, "RoPE table of ",
+              positions, " positions needs ", positions * kRopeDim, " floats, the span has ",
+              values.size());
   const host::FloatEnvironment environment;
   const bool compressing = group == RopeGroup::kCompressing;
   float frequencies[kPairs];

@@ -1,9 +1,9 @@
 // Whether an update may touch this device's memory. It may come from a ledger with other limits, or
 // from another process: every index in it is checked before a kernel uses it.
-#include <cstdint>
-
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/device_cache_state.h>
+
+#include <cstdint>
 
 namespace quire {
 namespace {
@@ -13,12 +13,11 @@ void check_shape(StepShape shape, const Limits& limits) {
               shape.rows, " batch rows; supported: 1 to Limits::rows_max ", limits.rows_max);
   QUIRE_CHECK(shape.tokens >= 1 && shape.tokens <= limits.tokens_max, "update: the shape has ",
               shape.tokens, " tokens; supported: 1 to Limits::tokens_max ", limits.tokens_max);
-  QUIRE_CHECK(shape.tokens_per_row >= 0 && shape.tokens_per_row <= limits.draft_max + 1,
-              "update: the shape has ", shape.tokens_per_row,
-              " tokens per batch row; supported: 0 (ragged) to draft_max + 1 = ",
-              limits.draft_max + 1);
-  QUIRE_CHECK(!shape.is_decode() ||
-                  std::int64_t{shape.rows} * shape.tokens_per_row == shape.tokens,
+  QUIRE_CHECK(
+      shape.tokens_per_row >= 0 && shape.tokens_per_row <= limits.draft_max + 1,
+      "update: the shape has ", shape.tokens_per_row,
+      " tokens per batch row; supported: 0 (ragged) to draft_max + 1 = ", limits.draft_max + 1);
+  QUIRE_CHECK(!shape.is_decode() || std::int64_t{shape.rows} * shape.tokens_per_row == shape.tokens,
               "update: a decode shape of ", shape.rows, " batch rows of ", shape.tokens_per_row,
               " tokens has ", shape.tokens, " tokens");
 }
@@ -29,8 +28,8 @@ void check_seat(const char* what, std::int32_t seat, const Limits& limits) {
 }
 
 void check_limit(std::int32_t seat, std::int32_t limit, const Limits& limits) {
-  QUIRE_CHECK(limit >= 0 && limit <= limits.context_max, "update: the limit of seat ", seat,
-              " is ", limit, "; supported: 0 to Limits::context_max ", limits.context_max);
+  QUIRE_CHECK(limit >= 0 && limit <= limits.context_max, "update: the limit of seat ", seat, " is ",
+              limit, "; supported: 0 to Limits::context_max ", limits.context_max);
 }
 
 void check_batch_rows(const StepUpdate& update, const Limits& limits) {
@@ -76,8 +75,7 @@ void check_update(const StepUpdate& update, const Limits& limits) {
   for (const CellUpdate& cell : update.cells()) {
     check_seat("a page table cell", cell.seat, limits);
     QUIRE_CHECK(cell.cell >= 0 && cell.cell < limits.cells_max(), "update: cell ", cell.cell,
-                " of seat ", cell.seat, " does not exist; cells are 0 to ",
-                limits.cells_max() - 1);
+                " of seat ", cell.seat, " does not exist; cells are 0 to ", limits.cells_max() - 1);
     QUIRE_CHECK(cell.page >= 0 && cell.page < limits.pages, "update: page ", cell.page,
                 " does not exist; pages are 0 to ", limits.pages - 1);
   }

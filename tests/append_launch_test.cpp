@@ -1,13 +1,12 @@
 // How the device cache asks its backend for launches: plain or programmatic, who copies the older
 // window, and how many bytes a pool is asked for. A spy stands between it and the host backend.
-#include <quire/runtime/device_cache.h>
-
 #include <doctest/doctest.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/device_cache.h>
+#include <quire/runtime/owners.h>
 
 #include <memory>
 #include <vector>
-
-#include <quire/runtime/owners.h>
 
 namespace {
 

@@ -1,17 +1,16 @@
-// The verbs of a backend, the same on the host and on CUDA: pools, copies, events, captures, errors.
-#include <quire/runtime/backend.h>
-
+// The verbs of a backend, the same on the host and on CUDA: pools, copies, events, captures,
+// errors.
 #include <doctest/doctest.h>
+#include <quire/runtime/backend.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/host/host_stream.h>
+#include <quire/runtime/owners.h>
 
 #include <chrono>
 #include <cstdint>
 #include <stdexcept>
 #include <thread>
 #include <vector>
-
-#include <quire/runtime/base/errors.h>
-#include <quire/runtime/host/host_stream.h>
-#include <quire/runtime/owners.h>
 
 #include "tests/support/test_backend.h"
 

@@ -1,8 +1,12 @@
 // The device cache and the decode graphs: what they refuse and how they say so, memory that neither
 // grows nor moves, the order of updates, and captures that leave no trace.
-#include <quire/runtime/device_cache.h>
-
 #include <doctest/doctest.h>
+#include <quire/cache/cache_manager.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/decode_graphs.h>
+#include <quire/runtime/device_cache.h>
+#include <quire/runtime/host/host_stream.h>
+#include <quire/runtime/owners.h>
 
 #include <cstring>
 #include <functional>
@@ -10,12 +14,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include <quire/cache/cache_manager.h>
-#include <quire/runtime/base/errors.h>
-#include <quire/runtime/decode_graphs.h>
-#include <quire/runtime/host/host_stream.h>
-#include <quire/runtime/owners.h>
 
 #include "tests/support/device_array.h"
 #include "tests/support/test_backend.h"
@@ -78,6 +76,7 @@ struct Fixture {
       : cache(test_backend(), small_spec(), small_limits(), options) {
     if (bind) bind_all();
   }
+  ~Fixture() { stream.wait(); }  // before the cache's memory goes
 
   void bind_all() {
     cache.bind_rope(RopeGroup::kSliding, {rope.data(), 512, RopeLayout::kInterleaved});
@@ -374,8 +373,7 @@ TEST_CASE("updates with indices beyond the limits are refused and change nothing
   CHECK_REFUSED(apply(one, {}, {}, {{9, 0}}), "seat 9");
   CHECK_REFUSED(apply(one, {}, {}, {{0, -1}}), "limit of seat 0");
   CHECK_REFUSED(apply(StepShape::ragged(3, 8), {new_row(0, 5, 9), new_row(1, 4, 9)}), "9 tokens");
-  CHECK_REFUSED(apply(StepShape::ragged(3, 8), {new_row(0, 5, 9), new_row(1, 1, 9)}),
-                "come first");
+  CHECK_REFUSED(apply(StepShape::ragged(3, 8), {new_row(0, 5, 9), new_row(1, 1, 9)}), "come first");
   StepUpdate foreign(small_limits());
   foreign.start(0, PlanBufferId(1), one, 1);
   foreign.seal();
@@ -402,8 +400,7 @@ TEST_CASE("streams of another backend are refused everywhere") {
   DeviceCache& cache = fixture.cache;
   CHECK_THROWS_AS(cache.apply(make_update(0, StepShape::decode(1)), foreign), UsageError);
   CHECK_THROWS_AS(cache.enqueue_plan(kBuffer, foreign), UsageError);
-  CHECK_THROWS_AS(cache.append(kSlidingLayer, kBuffer, fixture.inputs(false), foreign),
-                  UsageError);
+  CHECK_THROWS_AS(cache.append(kSlidingLayer, kBuffer, fixture.inputs(false), foreign), UsageError);
   CHECK_THROWS_AS(cache.enqueue_commit(kBuffer, nullptr, nullptr, foreign), UsageError);
   CHECK_THROWS_AS(cache.clear(foreign), UsageError);
 }
@@ -446,8 +443,7 @@ TEST_CASE("steps move lengths to the limit and no address ever changes") {
   for (StepId id = 0; id < 60; ++id) {
     BatchRowUpdate row = new_row(2, 1, static_cast<std::int32_t>(id) + 1);
     if (id > 0) row.flags = 0;
-    fixture.cache.apply(make_update(id, StepShape::decode(2), {row}, {{2, 0, 5}}),
-                        fixture.stream);
+    fixture.cache.apply(make_update(id, StepShape::decode(2), {row}, {{2, 0, 5}}), fixture.stream);
     fixture.cache.enqueue_plan(kBuffer, fixture.stream);
     for (const LayerId layer : {kSlidingLayer, kCsaLayer}) {
       fixture.cache.append(layer, kBuffer, fixture.inputs(layer == kCsaLayer), fixture.stream);
@@ -476,6 +472,7 @@ struct GraphFixture {
     cache.bind_layer(kSlidingLayer, bound);
     cache.bind_layer(kCsaLayer, bound);
   }
+  ~GraphFixture() { stream.wait(); }
   void step(StepShape, PlanBufferId buffer, StreamView on) {
     DeviceCache& cache = manager.device();
     cache.enqueue_plan(buffer, on);

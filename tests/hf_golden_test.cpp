@@ -87,8 +87,7 @@ std::vector<float> pool_on_backend(const Golden& golden) {
   DeviceArray<float> rows(backend, stream, golden.rows.values);
   DeviceArray<float> bias(backend, stream, golden.bias.values);
   DeviceArray<float> state(backend, stream, 8 * width, 0xFF);
-  DeviceArray<float> output(backend, stream, golden.rows.dim(0) * static_cast<std::size_t>(golden.d),
-                            0xFF);
+  DeviceArray<float> output(backend, stream, golden.rows.dim(0) * width / 4, 0xFF);
   const std::vector<std::int32_t> ring{0};
   DeviceArray<std::int32_t> indices(backend, stream, ring);
   CompressC4PrefillParams params;

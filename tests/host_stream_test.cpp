@@ -1,14 +1,12 @@
 // The queue of the host backend: order, work that is held in flight, capture and replay, failures.
-#include <quire/runtime/host/host_stream.h>
-
 #include <doctest/doctest.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/host/host_stream.h>
 
 #include <atomic>
 #include <future>
 #include <stdexcept>
 #include <vector>
-
-#include <quire/runtime/base/errors.h>
 
 namespace {
 

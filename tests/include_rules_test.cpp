@@ -1,5 +1,6 @@
-// The include rule of docs/ARCHITECTURE.md, read from the sources: folders may only include what lies
-// below them, CUDA headers stay where CUDA is, public headers need nothing but the standard library.
+// The include rule of docs/ARCHITECTURE.md, read from the sources: folders may only include what
+// lies below them, CUDA headers stay where CUDA is, public headers need nothing but the standard
+// library.
 #include <doctest/doctest.h>
 
 #include <array>

@@ -34,7 +34,8 @@ std::vector<std::uint8_t> append_entry(const Entry& entry, std::int64_t d,
                                        const std::vector<float>& weight) {
   Backend& backend = test::test_backend();
   Stream stream(backend);
-  const auto tokens = static_cast<std::int32_t>(entry.rows.size() / static_cast<std::size_t>(4 * d));
+  const auto tokens =
+      static_cast<std::int32_t>(static_cast<std::int64_t>(entry.rows.size()) / (4 * d));
   const std::int64_t page_bytes = d == kHeadDim ? main_page_bytes(8) : indexer_page_bytes(8);
   DeviceArray<float> rows(backend, stream, entry.rows);
   DeviceArray<float> biases(backend, stream, bias);

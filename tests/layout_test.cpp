@@ -1,16 +1,14 @@
-// The arena of a device cache: every part aligned and apart from every other, sizes as SPEC 3.4, 3.5
-// and DESIGN 8 give them, totals equal to what is asked of the pool.
-#include <quire/runtime/memory_layout.h>
-
+// The arena of a device cache: every part aligned and apart from every other, sizes as
+// SPEC 3.4, 3.5 and DESIGN 8 give them, totals equal to what is asked of the pool.
 #include <doctest/doctest.h>
+#include <quire/cache/entry_layout.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/memory_layout.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <random>
 #include <vector>
-
-#include <quire/cache/entry_layout.h>
-#include <quire/runtime/base/errors.h>
 
 namespace {
 
@@ -49,11 +47,31 @@ std::vector<MemoryPart> parts_of(const MemoryLayout& layout) {
   const StepTableLayout& t = layout.table;
   add(parts, {t.length, t.limit, t.stopped, t.page_table});
   for (const PlanBufferLayout& b : layout.buffers) {
-    add(parts, {b.scratch, b.header, b.report, b.row_seats, b.row_tokens, b.row_csa_base, b.rows,
-                b.tokens, b.csa_entries, b.positions, b.token_batch_row, b.token_window_length,
-                b.token_csa_length, b.token_hca_length, b.ring_locations, b.scratch_locations,
-                b.csa_locations, b.hca_locations, b.cu_extend, b.row_seat, b.row_length,
-                b.row_window_length, b.row_csa_length, b.row_hca_length, b.page_table});
+    add(parts, {b.scratch,
+                b.header,
+                b.report,
+                b.row_seats,
+                b.row_tokens,
+                b.row_csa_base,
+                b.rows,
+                b.tokens,
+                b.csa_entries,
+                b.positions,
+                b.token_batch_row,
+                b.token_window_length,
+                b.token_csa_length,
+                b.token_hca_length,
+                b.ring_locations,
+                b.scratch_locations,
+                b.csa_locations,
+                b.hca_locations,
+                b.cu_extend,
+                b.row_seat,
+                b.row_length,
+                b.row_window_length,
+                b.row_csa_length,
+                b.row_hca_length,
+                b.page_table});
   }
   return parts;
 }

@@ -1,4 +1,5 @@
-// Limits and model specs: what is out of range is refused by name, and sizes follow from the limits.
+// Limits and model specs: what is out of range is refused by name, and sizes follow from the
+// limits.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -55,16 +56,16 @@ TEST_CASE("each limit out of its range is refused by name and value") {
     std::int64_t above;
   };
   const std::int64_t far = std::int64_t{1} << 31;
-  for (const Case& c : {Case{"seats_max", &Limits::seats_max, 1, far},
-                        Case{"pages", &Limits::pages, 1, far},
-                        Case{"rows_max", &Limits::rows_max, 1, far},
-                        Case{"tokens_max", &Limits::tokens_max, 1, far},
-                        Case{"context_max", &Limits::context_max, 1, far},
-                        Case{"draft_max", &Limits::draft_max, 0, far},
-                        Case{"repeat_max", &Limits::repeat_max, 1, far},
-                        Case{"run_ahead_max", &Limits::run_ahead_max, 0, far},
-                        Case{"plan_buffers", &Limits::plan_buffers, 1, far},
-                        Case{"holds_max", &Limits::holds_max, 0, far}}) {
+  for (const Case& c :
+       {Case{"seats_max", &Limits::seats_max, 1, far}, Case{"pages", &Limits::pages, 1, far},
+        Case{"rows_max", &Limits::rows_max, 1, far},
+        Case{"tokens_max", &Limits::tokens_max, 1, far},
+        Case{"context_max", &Limits::context_max, 1, far},
+        Case{"draft_max", &Limits::draft_max, 0, far},
+        Case{"repeat_max", &Limits::repeat_max, 1, far},
+        Case{"run_ahead_max", &Limits::run_ahead_max, 0, far},
+        Case{"plan_buffers", &Limits::plan_buffers, 1, far},
+        Case{"holds_max", &Limits::holds_max, 0, far}}) {
     for (const std::int64_t value : {c.least - 1, c.above, std::int64_t{-1} << 62}) {
       Limits limits = good_limits();
       limits.*c.limit = value;

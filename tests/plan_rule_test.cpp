@@ -105,8 +105,7 @@ std::vector<PlanRecord> records_of(const Json& list) {
                          r[2].get<std::uint32_t>(), r[3].get<std::uint32_t>()});
     } else {
       records.push_back({r["ragged_id"].get<std::uint32_t>(), r["batch_id"].get<std::uint32_t>(),
-                         r["position"].get<std::uint32_t>(),
-                         r["window_len"].get<std::uint32_t>()});
+                         r["position"].get<std::uint32_t>(), r["window_len"].get<std::uint32_t>()});
     }
   }
   return records;
@@ -204,7 +203,8 @@ TEST_CASE("the closed forms agree with counting for all prefixes below 300 and e
   }
 }
 
-TEST_CASE("the k-th event of a chunk stands where SPEC 1.5 says, with 4 + r, r, then 0 from state") {
+TEST_CASE(
+    "the k-th event of a chunk stands where SPEC 1.5 says, with 4 + r, r, then 0 from state") {
   for (std::int32_t P0 = 0; P0 < 300; ++P0) {
     for (std::int32_t E = 0; E < 40; ++E) {
       const std::int32_t r = P0 % 4;

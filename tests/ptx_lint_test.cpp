@@ -6,11 +6,13 @@
 // behind it on every path. Planted faults show that the check finds them.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdint>
 #include <deque>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <map>
 #include <set>
 #include <sstream>
@@ -47,7 +49,7 @@ struct Function {
   std::string name;
   bool is_entry = false;
   std::vector<Instruction> code;
-  std::map<std::string, std::size_t> labels;            // of the instruction that follows
+  std::map<std::string, std::size_t> labels;  // of the instruction that follows
   std::map<std::string, std::vector<std::string>> branch_targets;  // of brx.idx
 };
 
@@ -169,7 +171,7 @@ void fault(Faults& faults, const Function& function, const std::string& why,
 // SPEC 3.7: nothing approximate, nothing that flushes or contracts.
 void check_arithmetic(const Function& function, Faults& faults) {
   static const std::set<std::string_view> approximate{"ex2", "lg2", "sin", "cos", "tanh", "rsqrt"};
-  static const std::set<std::string_view> rounded{"add", "sub", "mul", "fma",
+  static const std::set<std::string_view> rounded{"add", "sub", "mul",  "fma",
                                                   "mad", "div", "sqrt", "rcp"};
   for (const Instruction& i : function.code) {
     const bool is_float = i.has_any({"f16", "f16x2", "bf16", "bf16x2", "f32", "f32x2", "f64"});
@@ -382,8 +384,10 @@ TEST_CASE("Each planted fault is found, and named") {
       {"max.NaN.f32 	%f9, %f9, %f2;", "@%p3 exit;", "returns without"},
       {"max.NaN.f32 	%f9, %f9, %f2;", "@%p3 bra $L__BB0_4;", "returns without"},
       {"max.NaN.f32 	%f9, %f9, %f2;", "@%p3 bra $L__BB0_9;", "unknown label"},
-      {"	griddepcontrol.wait;\n	gr", "	@%p3 griddepcontrol.wait;\n	gr", "loads what may"},
-      {"	griddepcontrol.wait;\n	gr", "	@%p3 griddepcontrol.wait;\n	gr", "stores before"},
+      {"	griddepcontrol.wait;\n	gr", "	@%p3 griddepcontrol.wait;\n	gr",
+       "loads what may"},
+      {"	griddepcontrol.wait;\n	gr", "	@%p3 griddepcontrol.wait;\n	gr",
+       "stores before"},
       {"	griddepcontrol.wait;\n	gr", "	gr", "triggers before"},
       // The trigger.
       {"griddepcontrol.launch_dependents;", "", "has no trigger"},

@@ -12,8 +12,12 @@
 namespace quire {
 namespace {
 
-const Limits kLimits{.seats_max = 3, .pages = 16, .rows_max = 2, .tokens_max = 300,
-                     .context_max = 1000, .plan_buffers = 2};
+const Limits kLimits{.seats_max = 3,
+                     .pages = 16,
+                     .rows_max = 2,
+                     .tokens_max = 300,
+                     .context_max = 1000,
+                     .plan_buffers = 2};
 
 StepUpdate sample_update() {
   StepUpdate update(kLimits);

@@ -1,9 +1,10 @@
 // Update, plan and commit of a step, and the plan records of the single operations: plain loops
 // over the planning rule, in batch row order. Integers only, so the floating-point environment
 // does not matter here.
+#include <quire/kernels/host/operations.h>
+
 #include <algorithm>
 
-#include <quire/kernels/host/operations.h>
 #include <quire/planner/step_rule.h>
 
 namespace quire::host {
@@ -20,8 +21,7 @@ void copy_page_table_row(const PlanParams& params, std::int32_t batch_row,
                          const BatchRowRecord& row) {
   if (row.seat < 0) return;
   const std::int32_t* from = params.table.page_table + row.seat * params.table.cells;
-  std::int32_t* to =
-      params.plan.views.page_table + batch_row * params.plan.views.page_table_stride;
+  std::int32_t* to = params.plan.views.page_table + batch_row * params.plan.views.page_table_stride;
   std::copy_n(from, shown_cells(row), to);
 }
 
@@ -38,8 +38,7 @@ void plan_decode(const PlanParams& params, bool same_shape) {
   const StepShape& shape = params.shape;
   for (std::int32_t r = 0; r < shape.rows; ++r) {
     const AppliedRow applied = applied_row(params.plan, same_shape, r);
-    const BatchRowRecord row =
-        plan_row(params, r, plan_decode_row(params, same_shape, applied, r));
+    const BatchRowRecord row = plan_row(params, r, plan_decode_row(params, same_shape, applied, r));
     for (std::int32_t j = 0; j < shape.tokens_per_row; ++j) {
       write_token(params, row.first_token + j,
                   plan_token(params.geometry, params.table, row, r, j));
@@ -146,7 +145,8 @@ void plan_records(const RecordPlanParams& params) {
   params.cu_compress[params.rows] = compress;
   params.cu_write[params.rows] = write;
   const auto pad = [](PlanRecord* list, std::int64_t capacity, std::int64_t from) {
-    if (list != nullptr) std::fill(list + std::min(from, capacity), list + capacity, kPaddingRecord);
+    if (list != nullptr)
+      std::fill(list + std::min(from, capacity), list + capacity, kPaddingRecord);
   };
   pad(params.compress, params.compress_capacity, compress);
   pad(params.write, params.write_capacity, write);

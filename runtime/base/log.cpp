@@ -1,15 +1,14 @@
 // spdlog behind a small face: one logger per Logger object, never in spdlog's global registry.
 #include <quire/runtime/base/log.h>
+#include <spdlog/logger.h>
+#include <spdlog/sinks/base_sink.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
 
 #include <array>
 #include <cstdlib>
 #include <mutex>
 #include <string>
 #include <utility>
-
-#include <spdlog/logger.h>
-#include <spdlog/sinks/base_sink.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
 
 namespace quire {
 namespace {
@@ -24,23 +23,34 @@ constexpr std::array<LevelName, 6> kLevelNames{{{"trace", LogLevel::kTrace},
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kTrace: return spdlog::level::trace;
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarn: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kOff: break;
+    case LogLevel::kTrace:
+      return spdlog::level::trace;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kOff:
+      break;
   }
   return spdlog::level::off;
 }
 
 LogLevel from_spdlog(spdlog::level::level_enum level) {
   switch (level) {
-    case spdlog::level::trace: return LogLevel::kTrace;
-    case spdlog::level::debug: return LogLevel::kDebug;
-    case spdlog::level::info: return LogLevel::kInfo;
-    case spdlog::level::warn: return LogLevel::kWarn;
-    default: return LogLevel::kError;
+    case spdlog::level::trace:
+      return LogLevel::kTrace;
+    case spdlog::level::debug:
+      return LogLevel::kDebug;
+    case spdlog::level::info:
+      return LogLevel::kInfo;
+    case spdlog::level::warn:
+      return LogLevel::kWarn;
+    default:
+      return LogLevel::kError;
   }
 }
 

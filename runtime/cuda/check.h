@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <quire/runtime/base/errors.h>
 
 #include <source_location>
-
-#include <quire/runtime/base/errors.h>
 
 namespace quire::cuda {
 

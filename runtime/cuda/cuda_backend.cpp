@@ -149,6 +149,10 @@ cudaStream_t CudaBackend::checked(StreamView stream) const {
   QUIRE_CHECK(handle != nullptr && handle != cudaStreamLegacy,
               "the CUDA backend was given the legacy default stream; make a stream of your own");
   if (handle == cudaStreamPerThread) return handle;  // of whichever device is current: ours
+  // A capturing stream refuses to name its device; its first call was checked before.
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  QUIRE_CUDA_CHECK(cudaStreamIsCapturing(handle, &status));
+  if (status != cudaStreamCaptureStatusNone) return handle;
   int device = -1;
   QUIRE_CUDA_CHECK(cudaStreamGetDevice(handle, &device));
   QUIRE_CHECK(device == device_, "the stream belongs to CUDA device ", device,

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-
 #include <quire/runtime/cuda/check.h>
 
 namespace quire::cuda {

@@ -1,17 +1,16 @@
-// The one way in which Quire launches a kernel: parameters as one struct, by value; the programmatic
-// attribute only for code that executes the wait; and, during a capture, a look at the node that
-// came of it, whoever owns the capture.
+// The one way in which Quire launches a kernel: parameters as one struct, by value; the
+// programmatic attribute only for code that executes the wait; and, during a capture, a look at the
+// node that came of it, whoever owns the capture.
 #pragma once
 
 #include <cuda_runtime_api.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/base/integers.h>
+#include <quire/runtime/cuda/check.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-
-#include <quire/runtime/base/errors.h>
-#include <quire/runtime/base/integers.h>
-#include <quire/runtime/cuda/check.h>
 
 namespace quire::cuda {
 
@@ -27,8 +26,8 @@ inline constexpr bool kEveryTargetWaits = false;
 #endif
 
 // Does the code that the device runs for this kernel contain the wait? Code for an older target,
-// compiled further by the driver or not, has an empty one. Where every target of the build is recent
-// enough, nothing is asked.
+// compiled further by the driver or not, has an empty one. Where every target of the build is
+// recent enough, nothing is asked.
 inline bool waits_for_predecessor(const void* kernel) {
   if constexpr (kEveryTargetWaits) return true;
   cudaFuncAttributes attributes{};
@@ -53,8 +52,8 @@ inline void check_captured_node(cudaStream_t stream, bool programmatic) {
   cudaGraphNodeType type{};
   QUIRE_CUDA_CHECK(cudaGraphNodeGetType(node, &type));
   if (type != cudaGraphNodeTypeKernel) {
-    throw BrokenInvariant(concat("a captured launch became a node of type ",
-                                 static_cast<int>(type), ", not a kernel"));
+    throw BrokenInvariant(concat("a captured launch became a node of type ", static_cast<int>(type),
+                                 ", not a kernel"));
   }
   if (programmatic) return;
   std::size_t edge_count = 0;

@@ -3,6 +3,13 @@
 //
 // Events count their records. A record that is dropped, because a task before it failed, still
 // completes: waits and joins end, and the failure comes out of the stream's own wait.
+#include <quire/kernels/host/operations.h>
+#include <quire/kernels/known_answers.h>
+#include <quire/runtime/backend.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/base/integers.h>
+#include <quire/runtime/host/host_stream.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -11,13 +18,6 @@
 #include <new>
 #include <unordered_map>
 #include <utility>
-
-#include <quire/kernels/host/operations.h>
-#include <quire/kernels/known_answers.h>
-#include <quire/runtime/backend.h>
-#include <quire/runtime/base/errors.h>
-#include <quire/runtime/base/integers.h>
-#include <quire/runtime/host/host_stream.h>
 
 namespace quire {
 namespace {
@@ -134,8 +134,7 @@ class HostBackend final : public Backend {
   void compress_c4_decode(const CompressC4DecodeParams& params, Pdl, StreamView stream) override {
     host_stream(stream).enqueue([params] { host::compress_c4_decode(params); });
   }
-  void compress_c4_prefill(const CompressC4PrefillParams& params, Pdl,
-                           StreamView stream) override {
+  void compress_c4_prefill(const CompressC4PrefillParams& params, Pdl, StreamView stream) override {
     host_stream(stream).enqueue([params] { host::compress_c4_prefill(params); });
   }
   void store_flashmla(const StoreParams& params, Pdl, StreamView stream) override {
@@ -174,8 +173,9 @@ void HostBackend::join(StreamView stream, void* event) {
     on.fork_into(std::move(capture));
     return;
   }
-  QUIRE_CHECK(!on.capturing(), "a capturing host stream was joined with an event that was recorded "
-                               "outside of the capture");
+  QUIRE_CHECK(!on.capturing(),
+              "a capturing host stream was joined with an event that was recorded "
+              "outside of the capture");
   on.enqueue([handle = *static_cast<EventHandle*>(event), ticket] { handle->wait_for(ticket); });
 }
 
@@ -209,17 +209,18 @@ std::byte* HostBackend::allocate(void* pool, std::int64_t bytes, StreamView stre
   const std::int64_t size = round_up(bytes, kAlignment);
   const std::lock_guard lock(state.mutex);
   QUIRE_CHECK(size <= state.budget - state.live, "allocation of ", bytes,
-              " bytes exceeds the pool's budget: ", state.budget, " bytes, ", state.live, " in use");
-  void* memory = ::operator new(static_cast<std::size_t>(size), std::align_val_t(kAlignment),
-                                std::nothrow);
+              " bytes exceeds the pool's budget: ", state.budget, " bytes, ", state.live,
+              " in use");
+  void* memory =
+      ::operator new(static_cast<std::size_t>(size), std::align_val_t(kAlignment), std::nothrow);
   if (memory == nullptr) throw Error(concat("the host has no ", bytes, " bytes of memory left"));
   state.live += size;
   state.sizes.emplace(static_cast<std::byte*>(memory), size);
   return static_cast<std::byte*>(memory);
 }
 
-// The budget is given back at once: what is allocated next on the stream may count on it. The memory
-// itself lives until the stream has passed this point.
+// The budget is given back at once: what is allocated next on the stream may count on it. The
+// memory itself lives until the stream has passed this point.
 void HostBackend::free(void* pool, std::byte* memory, StreamView stream) noexcept {
   auto& state = *static_cast<HostPool*>(pool);
   {
@@ -248,9 +249,7 @@ void HostBackend::fill(void* to, std::uint8_t value, std::int64_t bytes, StreamV
       [to, value, bytes] { std::memset(to, value, static_cast<std::size_t>(bytes)); });
 }
 
-std::vector<std::uint32_t> HostBackend::wait_for_known_answers() {
-  return host::known_answers();
-}
+std::vector<std::uint32_t> HostBackend::wait_for_known_answers() { return host::known_answers(); }
 
 }  // namespace
 

@@ -1,10 +1,10 @@
-// The queue behind the host backend. One mutex guards the queue; tasks run and are destroyed outside
-// it, so that a task may enqueue on this or another stream and what it owns may signal others.
+// The queue behind the host backend. One mutex guards the queue; tasks run and are destroyed
+// outside it, so that a task may enqueue on this or another stream and what it owns may signal
+// others.
+#include <quire/runtime/base/errors.h>
 #include <quire/runtime/host/host_stream.h>
 
 #include <utility>
-
-#include <quire/runtime/base/errors.h>
 
 namespace quire {
 
@@ -37,7 +37,8 @@ void HostStream::wait() {
   std::exception_ptr failure;
   {
     std::unique_lock lock(mutex_);
-    QUIRE_CHECK(capture_ == nullptr, "wait on a host stream that is capturing: end the capture first");
+    QUIRE_CHECK(capture_ == nullptr,
+                "wait on a host stream that is capturing: end the capture first");
     const std::uint64_t last = queued_;
     done_.wait(lock, [&] { return finished_ >= last; });
     failure = std::exchange(failure_, nullptr);

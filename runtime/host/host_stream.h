@@ -45,11 +45,11 @@ class HostStream {
   // behind a failure are dropped until then.
   void wait();
 
-  void begin_capture();                       // UsageError when capturing already
+  void begin_capture();                            // UsageError when capturing already
   std::shared_ptr<const HostGraph> end_capture();  // UsageError unless this stream began it
   void abort_capture() noexcept;
   bool capturing() const;
-  std::shared_ptr<HostCapture> capture() const;  // null: not capturing
+  std::shared_ptr<HostCapture> capture() const;          // null: not capturing
   void fork_into(std::shared_ptr<HostCapture> capture);  // as an event join does
   void launch(std::shared_ptr<const HostGraph> graph);
 

@@ -8,6 +8,9 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <quire/planner/plan.h>
@@ -18,13 +21,13 @@ namespace quire::test {
 
 struct PlanSizes {
   std::int64_t seats = 0;
-  std::int64_t cells = 0;        // of one seat's page table, and of one page table row
-  std::int64_t rows = 0;         // batch rows
+  std::int64_t cells = 0;  // of one seat's page table, and of one page table row
+  std::int64_t rows = 0;   // batch rows
   std::int64_t tokens = 0;
   std::int64_t csa_entries = 0;  // capacity of the compact list
 };
 
-// Where everything is, for a block that begins at `base`.
+// Where everything is, for a block that begins at `base`; null: for sizes and offsets alone.
 struct PlanPlaces {
   struct Region {
     const char* name;
@@ -40,9 +43,9 @@ struct PlanPlaces {
     const auto put = [&](auto*& pointer, std::int64_t count, const char* name) {
       using Element = std::remove_reference_t<decltype(*pointer)>;
       const std::size_t size = static_cast<std::size_t>(count) * sizeof(Element);
-      pointer = reinterpret_cast<Element*>(base + bytes);
+      if (base != nullptr) pointer = reinterpret_cast<Element*>(base + bytes);
       regions.push_back({name, bytes, size});
-      bytes += (size + 127) / 64 * 64;  // at least 1 byte of guard
+      bytes += (size + 127) / 64 * 64;  // a guard of 64 to 127 bytes
     };
     put(table.length, sizes.seats, "length");
     put(table.limit, sizes.seats, "limit");
@@ -83,10 +86,8 @@ struct alignas(64) PlanLine {
 };
 
 inline std::size_t plan_lines(const PlanSizes& sizes) {
-  // Offsets only: nothing is reached through these places.
   static_assert(sizeof(PlanLine) == 64);
-  PlanLine anchor;
-  return PlanPlaces(sizes, anchor.bytes).bytes / sizeof(PlanLine);
+  return PlanPlaces(sizes, nullptr).bytes / sizeof(PlanLine);
 }
 
 // The block on the host.
@@ -116,15 +117,20 @@ class PlanImage {
   std::vector<PlanLine> lines_;
 };
 
-// Names the first array in which the images differ, or the guard behind it, and where; empty: equal.
-// The device planner's scratch is nobody's business, and `ignored` names one more array.
-inline std::string difference(PlanImage a, PlanImage b, std::string_view ignored = {}) {
-  const PlanPlaces places = a.places();
+// Names the first array in which the images differ, or the guard behind it, and where; empty:
+// equal. The device planner's scratch is nobody's business, and `ignored` names one more array.
+inline std::string difference(const PlanImage& a, const PlanImage& b,
+                              std::string_view ignored = {}) {
+  const PlanPlaces places(a.sizes(), nullptr);  // for the regions alone
   for (std::size_t i = 0; i < places.regions.size(); ++i) {
     const PlanPlaces::Region& region = places.regions[i];
     const std::size_t end =
         i + 1 < places.regions.size() ? places.regions[i + 1].offset : places.bytes;
     const bool skip = region.name == std::string_view("row_csa_base") || region.name == ignored;
+    if (std::memcmp(a.bytes() + region.offset, b.bytes() + region.offset, end - region.offset) ==
+        0) {
+      continue;
+    }
     for (std::size_t at = region.offset + (skip ? region.bytes : 0); at < end; ++at) {
       if (a.bytes()[at] == b.bytes()[at]) continue;
       return concat(region.name, at < region.offset + region.bytes ? "" : " (guard behind)",

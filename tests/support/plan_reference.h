@@ -16,8 +16,8 @@ namespace quire::test {
 inline void reference_apply(PlanImage& image, const StepUpdate& update) {
   const PlanPlaces at = image.places();
   const StepShape shape = update.shape();
-  *at.plan.header = PlanHeader{shape.rows, shape.tokens_per_row, shape.tokens,
-                               update.header().repeat, 0, 0, 0, {}};
+  *at.plan.header = PlanHeader{
+      shape.rows, shape.tokens_per_row, shape.tokens, update.header().repeat, 0, 0, 0, {}};
   *at.plan.report = DeviceReport{0, 0, 0, 0, 0, 0, INT32_MAX, {}};
   std::fill_n(at.plan.row_seats, shape.rows, -1);
   std::fill_n(at.plan.row_tokens, shape.rows, 0);
@@ -120,8 +120,8 @@ class ReferencePlanner {
                   geometry_.padding_csa_location, geometry_.padding_hca_location);
   }
 
-  void live_token(std::int32_t r, std::int32_t first_token, std::int32_t start,
-                  std::int32_t tokens, std::int32_t j) {
+  void live_token(std::int32_t r, std::int32_t first_token, std::int32_t start, std::int32_t tokens,
+                  std::int32_t j) {
     const std::int32_t seat = applied_seat(r);
     const std::int32_t p = start + j;
     const std::int32_t t = first_token + j;
@@ -130,26 +130,26 @@ class ReferencePlanner {
     const std::int64_t page = at_.table.page_table[seat * at_.table.cells + p / 256];
     TokenRecord record{seat, p, r, j, -1, -1, -1, -1};
     if (reads_ring || one_of_the_last) {
-      record.ring_location = std::int64_t{seat} * geometry_.window_ring_tokens +
-                             p % geometry_.window_ring_tokens;
+      record.ring_location =
+          std::int64_t{seat} * geometry_.window_ring_tokens + p % geometry_.window_ring_tokens;
     }
     if (!reads_ring) record.scratch_location = std::int64_t{first_token} + 127 * (r + 1) + j;
     if (p % 4 == 3) record.csa_location = page * 64 + p % 256 / 4;
     if (p % 128 == 127) record.hca_location = page * 2 + p % 256 / 128;
     at_.plan.tokens[t] = record;
     set_views(t, p, r, p + 1);
-    set_locations(t,
-                  record.ring_location < 0 ? geometry_.padding_ring_location : record.ring_location,
-                  record.scratch_location < 0 ? geometry_.padding_scratch_location
-                                              : record.scratch_location,
-                  record.csa_location < 0 ? geometry_.padding_csa_location : record.csa_location,
-                  record.hca_location < 0 ? geometry_.padding_hca_location : record.hca_location);
+    set_locations(
+        t, record.ring_location < 0 ? geometry_.padding_ring_location : record.ring_location,
+        record.scratch_location < 0 ? geometry_.padding_scratch_location : record.scratch_location,
+        record.csa_location < 0 ? geometry_.padding_csa_location : record.csa_location,
+        record.hca_location < 0 ? geometry_.padding_hca_location : record.hca_location);
     if (p % 4 == 3) add_csa_entry(t, r, p, start);
   }
 
   void add_csa_entry(std::int32_t t, std::int32_t r, std::int32_t p, std::int32_t start) {
     std::uint32_t before_the_step = 0;
-    for (std::int32_t token = p - 7; token <= p; ++token) before_the_step += token < start ? 1u : 0u;
+    for (std::int32_t token = p - 7; token <= p; ++token)
+      before_the_step += token < start ? 1u : 0u;
     csa_entries_.push_back({static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(r),
                             static_cast<std::uint32_t>(p), before_the_step});
   }

@@ -254,6 +254,13 @@ void TestEngine::ragged_step(std::vector<StepRow> rows) {
   step(rows, StepShape::ragged(static_cast<std::int32_t>(rows.size()), tokens));
 }
 
+TestEngine::RowPointers TestEngine::rows_of(LayerId layer) {
+  LayerRows& rows = layers_[static_cast<std::size_t>(layer.value)];
+  const auto at = [](auto& array) { return array == nullptr ? nullptr : array->data(); };
+  return {at(rows.window_bank), at(rows.csa_bank), at(rows.indexer_bank),
+          at(rows.window),      at(rows.csa),      at(rows.indexer)};
+}
+
 Snapshot TestEngine::snapshot() {
   Snapshot result;
   const auto fetch = [&](std::span<std::byte> from, std::vector<std::byte>& to) {

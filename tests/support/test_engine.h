@@ -83,6 +83,14 @@ class TestEngine {
   void enqueue_commit(StreamView stream);
   void finish(StepId id, std::span<const StepRow> rows);
 
+  // Banks hold `bank_tokens` input rows per content; inputs are what append reads. CSA parts are
+  // null for other layers.
+  struct RowPointers {
+    const std::byte *window_bank, *csa_bank, *indexer_bank;
+    std::byte *window, *csa, *indexer;
+  };
+  RowPointers rows_of(LayerId layer);
+
   Snapshot snapshot();
   // In canonical order: per layer the window entries, CSA and indexer entries, state rows.
   std::vector<std::byte> live_bytes(const Snapshot& snapshot, RequestId request) const;

@@ -1,0 +1,380 @@
+// Captured steps on a GPU: what nodes and edges our part has, in our capture and in an engine's, and
+// right bytes whatever kernels an engine puts between ours (docs/PDL.md).
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <quire/kernels/pdl.cuh>
+#include <quire/runtime/cuda/check.h>
+#include <quire/runtime/cuda/cuda_graph.h>
+#include <quire/runtime/cuda/launch.cuh>
+#include <quire/runtime/decode_graphs.h>
+
+#include "tests/support/test_backend.h"
+#include "tests/support/test_engine.h"
+
+namespace {
+
+using namespace quire;
+using namespace quire::test;
+
+constexpr std::int32_t kTokens = 160;
+constexpr PlanBufferId kBuffer(0);
+
+TestEngineOptions engine_options(Pdl pdl = Pdl::kPrologue) {
+  TestEngineOptions options;
+  options.spec.layers = {LayerKind::kSliding, LayerKind::kCsa, LayerKind::kCsa,
+                         LayerKind::kSliding};
+  options.limits.seats_max = 8;
+  options.limits.pages = 64;
+  options.limits.rows_max = 8;
+  options.limits.tokens_max = 1024;
+  options.limits.context_max = 520;
+  options.limits.run_ahead_max = 0;
+  options.pdl = pdl;
+  return options;
+}
+
+std::vector<std::byte> one_shot(TestEngine& engine, std::int32_t tokens) {
+  const RequestId request = engine.admit(0, tokens);
+  engine.ragged_step({{request, tokens}});
+  auto bytes = engine.live_bytes(request);
+  engine.release(request);
+  return bytes;
+}
+
+// --- Nodes and edges ---
+
+struct Edge {
+  cudaGraphNode_t from, to;
+  bool programmatic;
+};
+
+std::vector<Edge> edges_of(cudaGraph_t graph) {
+  std::size_t count = 0;
+  QUIRE_CUDA_CHECK(cudaGraphGetEdges(graph, nullptr, nullptr, nullptr, &count));
+  std::vector<cudaGraphNode_t> from(count), to(count);
+  std::vector<cudaGraphEdgeData> data(count);
+  QUIRE_CUDA_CHECK(cudaGraphGetEdges(graph, from.data(), to.data(), data.data(), &count));
+  std::vector<Edge> edges;
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool programmatic = data[i].type == cudaGraphDependencyTypeProgrammatic;
+    if (programmatic) CHECK(data[i].from_port == cudaGraphKernelNodePortProgrammatic);
+    edges.push_back({from[i], to[i], programmatic});
+  }
+  return edges;
+}
+
+std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph) {
+  std::size_t count = 0;
+  QUIRE_CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &count));
+  std::vector<cudaGraphNode_t> nodes(count);
+  QUIRE_CUDA_CHECK(cudaGraphGetNodes(graph, nodes.data(), &count));
+  return nodes;
+}
+
+cudaGraphNodeType type_of(cudaGraphNode_t node) {
+  cudaGraphNodeType type{};
+  QUIRE_CUDA_CHECK(cudaGraphNodeGetType(node, &type));
+  return type;
+}
+
+// The nodes of a graph that is one chain, first to last, and whether each is behind a programmatic
+// edge.
+std::vector<std::pair<cudaGraphNode_t, bool>> chain_of(cudaGraph_t graph) {
+  const auto edges = edges_of(graph);
+  auto nodes = nodes_of(graph);
+  REQUIRE(edges.size() + 1 == nodes.size());
+  std::vector<std::pair<cudaGraphNode_t, bool>> chain;
+  for (const cudaGraphNode_t node : nodes) {
+    const bool root = std::none_of(edges.begin(), edges.end(),
+                                   [&](const Edge& edge) { return edge.to == node; });
+    if (root) chain.emplace_back(node, false);
+  }
+  REQUIRE(chain.size() == 1);
+  while (chain.size() < nodes.size()) {
+    const auto next = std::find_if(edges.begin(), edges.end(), [&](const Edge& edge) {
+      return edge.from == chain.back().first;
+    });
+    REQUIRE(next != edges.end());
+    chain.emplace_back(next->to, next->programmatic);
+  }
+  return chain;
+}
+
+TEST_CASE("our captured decode step is kernels only, programmatic behind the first append") {
+  TestEngine engine(test_backend(), engine_options());
+  const StepShape shape = StepShape::decode(4);
+  const DecodeGraphs graphs(
+      engine.cache(), kBuffer, std::span(&shape, 1),
+      [&](StepShape step, PlanBufferId, StreamView stream) {
+        engine.enqueue_body(step, stream);
+        engine.enqueue_commit(stream);
+      },
+      engine.stream());
+  const auto* graph = static_cast<const cuda::CudaGraph*>(graphs.graph(shape).handle());
+  const auto chain = chain_of(graph->graph);
+  // plan, four appends, commit
+  REQUIRE(chain.size() == 6);
+  for (const auto& [node, programmatic] : chain) CHECK(type_of(node) == cudaGraphNodeTypeKernel);
+  CHECK_FALSE(chain[1].second);  // the full edge behind the planner
+  for (std::size_t i = 2; i < chain.size(); ++i) CHECK(chain[i].second);
+}
+
+TEST_CASE("plain appends are captured behind full edges") {
+  TestEngine engine(test_backend(), engine_options(Pdl::kOff));
+  const StepShape shape = StepShape::decode(4);
+  engine.cache().begin_padding_step(shape, kBuffer, engine.stream());
+  Capture capture(engine.backend(), engine.stream());
+  engine.enqueue_body(shape, engine.stream());
+  engine.enqueue_commit(engine.stream());
+  const GraphExec graph = capture.finish();
+  for (const auto& [node, programmatic] :
+       chain_of(static_cast<const cuda::CudaGraph*>(graph.handle())->graph)) {
+    CHECK(type_of(node) == cudaGraphNodeTypeKernel);
+    CHECK_FALSE(programmatic);
+  }
+}
+
+// G7
+TEST_CASE("an engine may own the capture and put memset, memcpy and host nodes between our kernels") {
+  TestEngine engine(test_backend(), engine_options());
+  engine.poison();
+  const StepShape shape = StepShape::decode(2);
+  DeviceArray<std::uint32_t> scratch(engine.backend(), engine.stream(), 64, 0);
+  const auto expected = one_shot(engine, kTokens);
+  const RequestId request = engine.admit(0, kTokens);
+  int host_calls = 0;
+
+  engine.cache().begin_padding_step(shape, kBuffer, engine.stream());
+  const cudaStream_t stream = engine.stream().view().cuda();
+  cudaGraph_t graph = nullptr;
+  QUIRE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  engine.cache().device().enqueue_plan(kBuffer, engine.stream());
+  for (std::int32_t layer = 0; layer < 4; ++layer) {
+    engine.enqueue_append(LayerId(layer), shape, engine.stream());
+    if (layer == 0) {
+      QUIRE_CUDA_CHECK(cudaMemsetAsync(scratch.data(), 1, 64, stream));
+    } else if (layer == 1) {
+      QUIRE_CUDA_CHECK(cudaMemcpyAsync(scratch.data() + 32, scratch.data(), 64,
+                                       cudaMemcpyDeviceToDevice, stream));
+    } else if (layer == 2) {
+      QUIRE_CUDA_CHECK(cudaLaunchHostFunc(
+          stream, [](void* calls) { ++*static_cast<int*>(calls); }, &host_calls));
+    }
+  }
+  engine.enqueue_commit(engine.stream());
+  QUIRE_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  const auto nodes = nodes_of(graph);
+  CHECK(nodes.size() == 9);
+  CHECK(std::count_if(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
+          return type_of(node) == cudaGraphNodeTypeKernel;
+        }) == 6);
+  cudaGraphExec_t exec = nullptr;
+  QUIRE_CUDA_CHECK(cudaGraphInstantiate(&exec, graph, 0));
+
+  const std::vector<StepRow> rows{{request, 1}};
+  for (std::int32_t i = 0; i < kTokens; ++i) {
+    const StepId id = engine.begin(rows, shape);
+    QUIRE_CUDA_CHECK(cudaGraphLaunch(exec, stream));
+    engine.finish(id, rows);
+  }
+  engine.stream().wait();
+  const bool same = engine.live_bytes(request) == expected;
+  CHECK(same);
+  CHECK(host_calls == kTokens);
+  QUIRE_CUDA_CHECK(cudaGraphExecDestroy(exec));
+  QUIRE_CUDA_CHECK(cudaGraphDestroy(graph));
+}
+
+// --- Kernels of an engine between ours ---
+
+// How a kernel of the engine behaves under programmatic launch.
+struct Manners {
+  bool programmatic;
+  bool trigger_first;   // before its wait, if it has one
+  bool wait;
+  int sleep_us;         // between trigger and wait
+};
+
+// Copies the input rows of this step out of the bank, as a GEMM's epilogue would write them.
+struct ProducerParams {
+  Manners manners;
+  const std::int32_t* positions;        // [tokens]
+  const std::int32_t* token_batch_row;  // [tokens]
+  const std::byte* bank[3];
+  std::byte* input[3];
+  std::int64_t row_bytes[3];  // multiples of 16
+};
+
+__device__ void sleep_us(int microseconds) {
+  std::uint64_t start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - start < static_cast<std::uint64_t>(microseconds) * 1000u);
+}
+
+__global__ void producer_kernel(const __grid_constant__ ProducerParams params) {
+  if (params.manners.trigger_first) cuda::pdl_trigger();
+  if (params.manners.sleep_us > 0) sleep_us(params.manners.sleep_us);
+  if (params.manners.wait) cuda::pdl_wait();
+  if (!params.manners.trigger_first) cuda::pdl_trigger();
+  const int token = static_cast<int>(blockIdx.x);
+  const bool live = params.token_batch_row[token] >= 0;
+  for (int part = 0; part < 3; ++part) {
+    if (params.input[part] == nullptr) continue;
+    const std::int64_t words = params.row_bytes[part] / 16;
+    const auto* from = reinterpret_cast<const uint4*>(params.bank[part]) +
+                       params.positions[token] * words;
+    auto* to = reinterpret_cast<uint4*>(params.input[part]) + token * words;
+    const uint4 nan = make_uint4(0xFFFFFFFFu, 0xFFFFFFFFu, 0xFFFFFFFFu, 0xFFFFFFFFu);
+    for (std::int64_t i = threadIdx.x; i < words; i += blockDim.x) to[i] = live ? from[i] : nan;
+  }
+}
+
+// Touches nothing of Quire's.
+struct BystanderParams {
+  Manners manners;
+  std::uint32_t* word;
+};
+
+__global__ void bystander_kernel(const __grid_constant__ BystanderParams params) {
+  if (params.manners.trigger_first) cuda::pdl_trigger();
+  if (params.manners.sleep_us > 0) sleep_us(params.manners.sleep_us);
+  if (params.manners.wait) cuda::pdl_wait();
+  if (!params.manners.trigger_first) cuda::pdl_trigger();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *params.word += 1;
+}
+
+struct Between {
+  const char* name;
+  std::vector<Manners> bystanders;
+};
+
+constexpr Manners kPlain{false, false, false, 0};
+constexpr Manners kPlainTriggersFirst{false, true, false, 0};
+constexpr Manners kWaitsThenTriggers{true, false, true, 0};
+constexpr Manners kTriggersSleepsWaits{true, true, true, 100};
+
+class PdlEngine {
+ public:
+  PdlEngine(Pdl pdl, const Manners& producer, const std::vector<Manners>& between)
+      : engine_(test_backend(), engine_options(pdl)),
+        word_(engine_.backend(), engine_.stream(), 1, 0),
+        producer_(producer),
+        between_(between) {
+    engine_.poison();
+  }
+
+  TestEngine& engine() { return engine_; }
+
+  void enqueue_step(StepShape shape) {
+    engine_.cache().device().enqueue_plan(kBuffer, engine_.stream());
+    for (std::int32_t layer = 0; layer < 4; ++layer) {
+      bystanders();
+      produce(LayerId(layer), shape);
+      engine_.enqueue_append(LayerId(layer), shape, engine_.stream());
+      bystanders();
+    }
+    engine_.enqueue_commit(engine_.stream());
+  }
+
+  GraphExec capture(StepShape shape) {
+    engine_.cache().begin_padding_step(shape, kBuffer, engine_.stream());
+    engine_.stream().wait();
+    Capture capture(engine_.backend(), engine_.stream());
+    enqueue_step(shape);
+    return capture.finish();
+  }
+
+ private:
+  void bystanders() {
+    for (const Manners& manners : between_) {
+      cuda::launch(bystander_kernel, dim3(2), dim3(64), 0, engine_.stream().view().cuda(),
+                   manners.programmatic, BystanderParams{manners, word_.data()});
+    }
+  }
+
+  void produce(LayerId layer, StepShape shape) {
+    const PlanViews& views = engine_.cache().device().views(kBuffer);
+    const auto rows = engine_.rows_of(layer);
+    const ProducerParams params{producer_,
+                                views.positions,
+                                views.token_batch_row,
+                                {rows.window_bank, rows.csa_bank, rows.indexer_bank},
+                                {rows.window, rows.csa, rows.indexer},
+                                {1024, 8192, 2048}};
+    cuda::launch(producer_kernel, dim3(static_cast<unsigned>(shape.tokens)), dim3(128), 0,
+                 engine_.stream().view().cuda(), producer_.programmatic, params);
+  }
+
+  TestEngine engine_;
+  DeviceArray<std::uint32_t> word_;
+  Manners producer_;
+  std::vector<Manners> between_;
+};
+
+TEST_CASE("bytes are right whatever an engine's kernels do between ours, in all PDL modes") {
+  const Between cases[] = {
+      {"nothing", {}},
+      {"a plain kernel", {kPlain}},
+      {"a plain kernel that triggers at once", {kPlainTriggersFirst}},
+      {"wait, then trigger", {kWaitsThenTriggers}},
+      {"trigger, sleep 100 us, wait", {kTriggersSleepsWaits}},
+      {"two that trigger, sleep and wait", {kTriggersSleepsWaits, kTriggersSleepsWaits}},
+  };
+  TestEngine reference(test_backend(), engine_options());
+  const auto expected = one_shot(reference, kTokens);
+  const StepShape shape = StepShape::decode(4);
+  for (const Between& between : cases) {
+    for (const Manners& producer : {kPlain, kWaitsThenTriggers, kTriggersSleepsWaits}) {
+      for (const Pdl pdl : {Pdl::kOff, Pdl::kWaitOnly, Pdl::kPrologue}) {
+        CAPTURE(between.name);
+        CAPTURE(producer.sleep_us);
+        CAPTURE(static_cast<int>(pdl));
+        PdlEngine run(pdl, producer, between.bystanders);
+        TestEngine& engine = run.engine();
+        const GraphExec graph = run.capture(shape);
+        const RequestId request = engine.admit(0, kTokens);
+        const std::vector<StepRow> rows{{request, 1}};
+        for (std::int32_t i = 0; i < kTokens; ++i) {
+          const StepId id = engine.begin(rows, shape);
+          graph.launch(engine.stream());
+          engine.finish(id, rows);
+        }
+        const bool same = engine.live_bytes(request) == expected;
+        CHECK(same);
+      }
+    }
+  }
+}
+
+// P11
+TEST_CASE("10,000 replays are bit-identical") {
+  PdlEngine run(Pdl::kPrologue, kWaitsThenTriggers, {});
+  TestEngine& engine = run.engine();
+  const StepShape shape = StepShape::decode(4);
+  const auto expected = one_shot(engine, 500);
+  const GraphExec graph = run.capture(shape);
+  int replays = 0;
+  for (int round = 0; round < 20; ++round) {
+    const RequestId request = engine.admit(0, 500);
+    const std::vector<StepRow> rows{{request, 1}};
+    for (int i = 0; i < 500; ++i, ++replays) {
+      const StepId id = engine.begin(rows, shape);
+      graph.launch(engine.stream());
+      engine.finish(id, rows);
+    }
+    CAPTURE(round);
+    const bool same = engine.live_bytes(request) == expected;
+    REQUIRE(same);
+    engine.release(request);
+  }
+  CHECK(replays == 10000);
+}
+
+}  // namespace
