@@ -44,6 +44,8 @@ class Backend {
   virtual StreamView make_stream() = 0;
   virtual void destroy_stream(StreamView stream) noexcept = 0;
   virtual void wait(StreamView stream) = 0;  // throws what a task of the stream threw
+  // For destructors: everything enqueued on any stream of this machine is done when it returns.
+  virtual void wait_for_all() noexcept = 0;
   virtual void* make_event() = 0;
   virtual void destroy_event(void* event) noexcept = 0;
   virtual void record(void* event, StreamView stream) = 0;

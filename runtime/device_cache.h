@@ -2,7 +2,7 @@
 // enqueues plans, appends and commits. It decides nothing.
 //
 // One thread at a time. Nothing blocks but construction, destruction and what has `wait` in its
-// name. All steps run on one stream or on streams that join it; wait for them before destruction.
+// name. All steps run on one stream or on streams that join it; destruction waits for them.
 // `enqueue_plan`, `append` and `enqueue_commit` may be captured; `apply` may not. Every call
 // restores the current device.
 #pragma once

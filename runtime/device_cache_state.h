@@ -50,6 +50,7 @@ struct LayerState {
 
 struct DeviceCache::State {
   State(Backend& b, const ModelSpec& s, const Limits& l, const DeviceCacheOptions& o);
+  ~State() { backend.wait_for_all(); }  // the memory may still be written by steps in flight
 
   Backend& backend;
   ModelSpec spec;

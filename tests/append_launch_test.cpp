@@ -34,6 +34,7 @@ class SpyBackend final : public Backend {
   StreamView make_stream() override { return real_->make_stream(); }
   void destroy_stream(StreamView s) noexcept override { real_->destroy_stream(s); }
   void wait(StreamView s) override { real_->wait(s); }
+  void wait_for_all() noexcept override { real_->wait_for_all(); }
   void* make_event() override { return real_->make_event(); }
   void destroy_event(void* e) noexcept override { real_->destroy_event(e); }
   void record(void* e, StreamView s) override { real_->record(e, s); }

@@ -59,6 +59,10 @@ class CudaBackend final : public Backend {
     const DeviceGuard guard(device_);
     QUIRE_CUDA_CHECK(cudaStreamSynchronize(checked(stream)));
   }
+  void wait_for_all() noexcept override {
+    const DeviceGuard guard(device_, DeviceGuard::Quietly{});
+    ignore(cudaDeviceSynchronize());
+  }
 
   void* make_event() override;
   void destroy_event(void* event) noexcept override {

@@ -18,6 +18,7 @@
 #include <new>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace quire {
 namespace {
@@ -83,9 +84,10 @@ class HostBackend final : public Backend {
     QUIRE_CHECK(pointer != nullptr, what, " is null");
   }
 
-  StreamView make_stream() override { return *new HostStream(); }
-  void destroy_stream(StreamView stream) noexcept override { delete stream.host(); }
+  StreamView make_stream() override;
+  void destroy_stream(StreamView stream) noexcept override;
   void wait(StreamView stream) override { host_stream(stream).wait(); }
+  void wait_for_all() noexcept override;
 
   void* make_event() override { return new EventHandle(std::make_shared<EventState>()); }
   void destroy_event(void* event) noexcept override { delete static_cast<EventHandle*>(event); }
@@ -143,7 +145,33 @@ class HostBackend final : public Backend {
   void store_indexer(const StoreParams& params, Pdl, StreamView stream) override {
     host_stream(stream).enqueue([params] { host::store_indexer(params); });
   }
+
+ private:
+  std::mutex mutex_;
+  std::vector<HostStream*> streams_;
 };
+
+StreamView HostBackend::make_stream() {
+  auto stream = std::make_unique<HostStream>();
+  const std::lock_guard lock(mutex_);
+  streams_.push_back(stream.get());
+  return *stream.release();
+}
+
+void HostBackend::destroy_stream(StreamView stream) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    std::erase(streams_, stream.host());
+  }
+  delete stream.host();
+}
+
+// Holds are lifted first: a stream may wait for another that is held.
+void HostBackend::wait_for_all() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (HostStream* stream : streams_) stream->resume();
+  for (HostStream* stream : streams_) stream->wait_to_drain();
+}
 
 void HostBackend::record(void* event, StreamView stream) {
   EventState& state = event_state(event);

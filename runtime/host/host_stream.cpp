@@ -46,6 +46,11 @@ void HostStream::wait() {
   if (failure != nullptr) std::rethrow_exception(failure);
 }
 
+void HostStream::wait_to_drain() noexcept {
+  std::unique_lock lock(mutex_);
+  done_.wait(lock, [this] { return finished_ == queued_; });
+}
+
 void HostStream::begin_capture() {
   const std::lock_guard lock(mutex_);
   QUIRE_CHECK(capture_ == nullptr, "begin_capture on a host stream that is capturing already");

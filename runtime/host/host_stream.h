@@ -45,6 +45,9 @@ class HostStream {
   // behind a failure are dropped until then.
   void wait();
 
+  // Blocks like `wait`, but leaves a failure for `wait` to throw.
+  void wait_to_drain() noexcept;
+
   void begin_capture();                            // UsageError when capturing already
   std::shared_ptr<const HostGraph> end_capture();  // UsageError unless this stream began it
   void abort_capture() noexcept;
