@@ -8,7 +8,6 @@
 
 #include <quire/runtime/base/errors.h>
 
-#include "examples/server.h"
 #include "examples/workload.h"
 
 namespace {
@@ -115,40 +114,6 @@ TEST_CASE("a missing, foreign or empty trace is named") {
   options.requests = 1;
   options.scale = 0;
   CHECK(contains(error_of(options), "scale"));
-}
-
-ServerOptions small_server() {
-  ServerOptions options;
-  options.spec.layers = {LayerKind::kCsa};
-  options.limits.seats_max = 8;
-  options.limits.rows_max = 8;
-  options.limits.tokens_max = 256;
-  options.limits.context_max = 1024;
-  options.limits.plan_buffers = 2;
-  options.verify = 100;
-  return options;
-}
-
-TEST_CASE("a server that promises prompts only preempts, and every request is still right") {
-  const auto backend = make_host_backend();
-  ServerOptions options = small_server();
-  options.limits.pages = 7;
-  options.promise = Promise::kPrompt;
-  Server server(*backend, options);
-  const std::vector<TraceRequest> requests(10, {200, 150});
-  const ServerStatistics statistics = server.run(requests, [](const ServerStatistics&) {});
-  CHECK(statistics.requests_finished == 10);
-  CHECK(statistics.requests_verified == 10);
-  CHECK(statistics.preemptions > 0);
-}
-
-TEST_CASE("a request that can never fit is an error at once") {
-  const auto backend = make_host_backend();
-  ServerOptions options = small_server();
-  options.limits.pages = 3;
-  options.limits.context_max = 700;
-  Server server(*backend, options);
-  CHECK_THROWS_AS(server.run({{600, 200}}, [](const ServerStatistics&) {}), UsageError);
 }
 
 }  // namespace
