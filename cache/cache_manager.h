@@ -42,6 +42,13 @@ class CacheManager {
     device_.apply(ledger_.padding_update(shape, buffer), stream);
   }
 
+  // Takes one page for padding and shows it in the views of later plans; once, before captures.
+  OrShortfall<PageId> reserve_sink() {
+    auto page = ledger_.reserve_sink();
+    if (page) device_.use_sink(page.value());
+    return page;
+  }
+
   // Forgets all requests and clears the memory in place; captured graphs stay valid.
   void reset(StreamView stream) {
     ledger_.reset();

@@ -31,6 +31,9 @@ struct Limits {
   // Refused drafts must not have overwritten history (SPEC 1.7, verdict 22).
   std::int64_t csa_ring_tokens() const { return round_up<std::int64_t>(8 + draft_max, 4); }
 
+  // A fold cannot be undone: any accepted prefix of the drafted tokens has a bank of its own.
+  std::int64_t hca_banks() const { return draft_max + 2; }
+
   // The chunk of every batch row and up to 127 tokens before it, in pages of 64.
   std::int64_t scratch_tokens() const {
     return round_up<std::int64_t>(tokens_max + 127 * rows_max, 64);

@@ -1,5 +1,5 @@
-// Which models the byte layouts and kernels can serve: the schedule of layers is free, the dims are
-// those of SPEC 5.
+// The presets, and which models the byte layouts and kernels can serve: the schedule of layers is
+// free, the dims are those of SPEC 5.
 #include <quire/cache/model_spec.h>
 
 #include <algorithm>
@@ -12,9 +12,38 @@ namespace {
 
 constexpr std::int64_t kLayersMax = 4096;
 constexpr std::int64_t kWindowTokens = 128;
+constexpr std::int32_t kTopkMax = 1 << 20;
 
 void check_dim(const char* name, std::int64_t value, std::int64_t supported) {
   QUIRE_CHECK(value == supported, "ModelSpec::", name, " is ", value, "; supported: ", supported);
+}
+
+void check_kinds(const char* name, const std::vector<LayerKind>& kinds) {
+  for (std::size_t i = 0; i < kinds.size(); ++i) {
+    QUIRE_CHECK(kinds[i] <= LayerKind::kHca, "ModelSpec::", name, "[", i, "] is kind ",
+                static_cast<int>(kinds[i]), "; supported: 0 (sliding), 1 (csa), 2 (hca)");
+  }
+}
+
+void check_rope(const char* name, const RopeParameters& rope) {
+  const auto check = [name](const char* field, double value, double least, double most) {
+    // Written so that NaN is refused too.
+    QUIRE_CHECK(value >= least && value <= most, "ModelSpec::", name, ".", field, " is ", value,
+                "; supported: ", least, " to ", most);
+  };
+  check("theta", rope.theta, 2.0, 1e12);
+  check("yarn_factor", rope.yarn_factor, 1.0, 1e6);
+  if (rope.yarn_factor == 1.0) return;
+  check("original_positions", static_cast<double>(rope.original_positions), 1.0, 1 << 24);
+  check("beta_fast", rope.beta_fast, 1e-6, 1e6);
+  check("beta_slow", rope.beta_slow, 1e-6, rope.beta_fast);
+}
+
+void append_pairs(std::vector<LayerKind>& layers, int pairs) {
+  for (int i = 0; i < pairs; ++i) {
+    layers.push_back(LayerKind::kCsa);
+    layers.push_back(LayerKind::kHca);
+  }
 }
 
 }  // namespace
@@ -35,18 +64,63 @@ std::int64_t ModelSpec::count(LayerKind kind) const {
   return std::count(layers.begin(), layers.end(), kind);
 }
 
+ModelSpec ModelSpec::deepseek_v4_flash() {
+  ModelSpec spec;
+  spec.layers = {LayerKind::kSliding, LayerKind::kSliding};
+  append_pairs(spec.layers, 20);
+  spec.layers.push_back(LayerKind::kCsa);
+  spec.mtp_layers = {LayerKind::kSliding};
+  return spec;
+}
+
+ModelSpec ModelSpec::deepseek_v4_pro() {
+  ModelSpec spec;
+  spec.layers = {LayerKind::kHca, LayerKind::kHca};
+  append_pairs(spec.layers, 29);
+  spec.layers.push_back(LayerKind::kCsa);
+  spec.mtp_layers = {LayerKind::kSliding};
+  spec.index_topk = 1024;
+  return spec;
+}
+
+ModelSpec ModelSpec::slice(std::int64_t first, std::int64_t length) const {
+  const auto all = static_cast<std::int64_t>(layers.size());
+  QUIRE_CHECK(first >= 0 && length >= 1 && first <= all - length, "ModelSpec::slice of ", length,
+              " layers from layer ", first, "; there are layers 0 to ", all - 1);
+  ModelSpec stage = *this;
+  stage.layers.assign(layers.begin() + first, layers.begin() + first + length);
+  if (first + length < all) stage.mtp_layers.clear();
+  return stage;
+}
+
+ModelSpec ModelSpec::with_mtp_layers() const {
+  ModelSpec whole = *this;
+  whole.layers.insert(whole.layers.end(), mtp_layers.begin(), mtp_layers.end());
+  whole.mtp_layers.clear();
+  return whole;
+}
+
 void ModelSpec::check() const {
   const auto layer_count = static_cast<std::int64_t>(layers.size());
   QUIRE_CHECK(layer_count >= 1 && layer_count <= kLayersMax, "ModelSpec::layers has ", layer_count,
               " layers; supported: 1 to ", kLayersMax);
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    QUIRE_CHECK(layers[i] <= LayerKind::kHca, "ModelSpec::layers[", i, "] is kind ",
-                static_cast<int>(layers[i]), "; supported: 0 (sliding), 1 (csa), 2 (hca)");
-  }
+  QUIRE_CHECK(mtp_layers.size() <= static_cast<std::size_t>(kLayersMax),
+              "ModelSpec::mtp_layers has ", mtp_layers.size(), " layers; supported: 0 to ",
+              kLayersMax);
+  check_kinds("layers", layers);
+  check_kinds("mtp_layers", mtp_layers);
   check_dim("head_dim", head_dim, kHeadDim);
   check_dim("rope_dim", rope_dim, kRopeDim);
   check_dim("indexer_dim", indexer_dim, kIndexerDim);
   check_dim("window_tokens", window_tokens, kWindowTokens);
+  QUIRE_CHECK(index_topk >= 1 && index_topk <= kTopkMax, "ModelSpec::index_topk is ", index_topk,
+              "; supported: 1 to ", kTopkMax);
+  QUIRE_CHECK(positions_max >= 1, "ModelSpec::positions_max is ", positions_max,
+              "; supported: 1 and more");
+  QUIRE_CHECK(norm_eps > 0 && norm_eps < 1, "ModelSpec::norm_eps is ", norm_eps,
+              "; supported: above 0, below 1");
+  check_rope("sliding_rope", sliding_rope);
+  check_rope("compressing_rope", compressing_rope);
 }
 
 }  // namespace quire

@@ -11,10 +11,10 @@ endfunction()
 
 find_package(Threads REQUIRED)
 quire_find(spdlog libspdlog-dev)
+quire_find(nlohmann_json nlohmann-json3-dev)
 if(PROJECT_IS_TOP_LEVEL)
   quire_find(doctest doctest-dev)
   quire_find(CLI11 libcli11-dev)
-  quire_find(nlohmann_json nlohmann-json3-dev)
   quire_find(benchmark libbenchmark-dev)
 endif()
 

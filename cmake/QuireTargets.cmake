@@ -1,7 +1,7 @@
 # The library target and the flags that every target shares.
 
 # #include <quire/cache/ledger.h> everywhere: one symlink per folder in the build tree.
-set(QUIRE_INCLUDE_DIR "${CMAKE_BINARY_DIR}/include")
+set(QUIRE_INCLUDE_DIR "${PROJECT_BINARY_DIR}/include")
 file(MAKE_DIRECTORY "${QUIRE_INCLUDE_DIR}/quire")
 foreach(folder cache planner kernels runtime)
   file(CREATE_LINK "${PROJECT_SOURCE_DIR}/${folder}" "${QUIRE_INCLUDE_DIR}/quire/${folder}" SYMBOLIC)
@@ -35,8 +35,11 @@ function(quire_library)
   add_library(quire STATIC ${sources})
   add_library(quire::quire ALIAS quire)
   target_compile_features(quire PUBLIC cxx_std_20)
-  target_include_directories(quire PUBLIC "${QUIRE_INCLUDE_DIR}")
-  target_link_libraries(quire PUBLIC Threads::Threads PRIVATE quire_flags spdlog::spdlog)
+  target_include_directories(quire PUBLIC
+    "$<BUILD_INTERFACE:${QUIRE_INCLUDE_DIR}>" $<INSTALL_INTERFACE:include>)
+  # nlohmann_json is headers only and shows in no header of ours: who links quire needs none of it.
+  target_link_libraries(quire PUBLIC Threads::Threads PRIVATE $<BUILD_INTERFACE:quire_flags>
+    spdlog::spdlog $<BUILD_INTERFACE:nlohmann_json::nlohmann_json>)
   if(QUIRE_CUDA)
     file(GLOB cuda_sources CONFIGURE_DEPENDS
       kernels/*.cu planner/*.cu runtime/cuda/*.cu runtime/cuda/*.cpp)

@@ -19,15 +19,20 @@ struct Settings {
   WorkloadOptions workload;
   ServerOptions server;
   std::string backend = "auto";
-  std::string layers = "scc";
+  std::string layers;  // empty: the model's own
 };
 
-quire::ModelSpec parse_layers(const std::string& text) {
+// The stand-in model has no rows for HCA layers.
+quire::ModelSpec parse_layers(const std::string& text, ModelKind model) {
+  const std::string supported = model == ModelKind::kTinyV4 ? "sch" : "sc";
   quire::ModelSpec spec;
-  for (const char kind : text) {
-    QUIRE_CHECK(kind == 's' || kind == 'c', "layers '", text,
-                "': supported are s (sliding) and c (csa)");
-    spec.layers.push_back(kind == 's' ? quire::LayerKind::kSliding : quire::LayerKind::kCsa);
+  for (const char letter : text) {
+    QUIRE_CHECK(supported.find(letter) != std::string::npos, "layers '", text, "': '",
+                std::string(1, letter), "' is no layer of this model; supported: '", supported,
+                "' (s sliding, c csa, h hca)");
+    spec.layers.push_back(letter == 's'   ? quire::LayerKind::kSliding
+                          : letter == 'c' ? quire::LayerKind::kCsa
+                                          : quire::LayerKind::kHca);
   }
   return spec;
 }
@@ -39,6 +44,11 @@ void add_options(CLI::App& app, Settings& settings) {
   limits.tokens_max = 2048;
   settings.server.verify = 4;
 
+  app.add_option("--model", settings.server.model,
+                 "stand_in: rows are hashes, costs nothing; tiny_v4: a decoder that reads the pages")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, ModelKind>{
+          {"stand_in", ModelKind::kStandIn}, {"tiny_v4", ModelKind::kTinyV4}}))
+      ->option_text("{stand_in,tiny_v4} [stand_in]");
   app.add_option("--trace", settings.workload.trace,
                  "Trace: .jsonl (Mooncake) or .csv (Azure); none: a synthetic workload");
   app.add_option("--requests", settings.workload.requests, "Requests to serve")
@@ -51,13 +61,13 @@ void add_options(CLI::App& app, Settings& settings) {
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, BadLine>{{"stop", BadLine::kStop}, {"skip", BadLine::kSkip}}))
       ->option_text("{stop,skip} [stop]");
-  app.add_option("--verify", settings.server.verify, "Requests to verify byte for byte")
+  app.add_option("--verify", settings.server.verify, "Requests to verify: byte for byte, and tiny_v4's tokens")
       ->capture_default_str();
   app.add_option("--backend", settings.backend, "auto: CUDA where a device is")
       ->check(CLI::IsMember({"auto", "host", "cuda"}))
       ->capture_default_str();
-  app.add_option("--layers", settings.layers, "One letter a layer: s sliding, c csa")
-      ->capture_default_str();
+  app.add_option("--layers", settings.layers,
+                 "One letter a layer: s sliding, c csa, h hca [scc; tiny_v4: schc]");
   app.add_option("--seats", limits.seats_max, "Live requests at once")->capture_default_str();
   app.add_option("--pages", limits.pages, "Pages of 256 tokens; 0: as many as all seats need");
   app.add_option("--rows", limits.rows_max, "Batch rows of one step")->capture_default_str();
@@ -119,15 +129,18 @@ int serve(Settings& settings) {
   const auto requests = load_workload(settings.workload, [](const std::string& text) {
     std::fprintf(stderr, "serve_loop: %s\n", text.c_str());
   });
-  settings.server.spec = parse_layers(settings.layers);
+  const bool tiny_v4 = settings.server.model == ModelKind::kTinyV4;
+  if (settings.layers.empty()) settings.layers = tiny_v4 ? "schc" : "scc";
+  settings.server.spec = parse_layers(settings.layers, settings.server.model);
   size_limits(settings.server.limits, requests);
   const std::unique_ptr<quire::Backend> backend =
       settings.backend == "host"   ? quire::make_host_backend()
       : settings.backend == "cuda" ? quire::make_cuda_backend()
                                    : quire::make_default_backend();
   const bool cuda = backend->kind() == quire::BackendKind::kCuda;
-  std::printf("serve_loop: %zu requests, layers %s, %s backend\n", requests.size(),
-              settings.layers.c_str(), cuda ? "cuda" : "host");
+  std::printf("serve_loop: %zu requests, %s, layers %s, %s backend\n", requests.size(),
+              tiny_v4 ? "tiny_v4" : "stand-in model", settings.layers.c_str(),
+              cuda ? "cuda" : "host");
   std::fflush(stdout);
 
   Server server(*backend, settings.server);

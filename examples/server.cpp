@@ -6,13 +6,22 @@
 #include <quire/runtime/base/errors.h>
 
 #include "examples/stand_in_math.h"
-#include "examples/verify.h"
+#include "examples/stand_in_model.h"
 
 namespace quire::serving {
 namespace {
 
 constexpr PlanBufferId kDecodeBuffer(0);
 constexpr PlanBufferId kPrefillBuffer(1);
+
+std::unique_ptr<ServingModel> make_model(Backend& backend, const ServerOptions& options,
+                                         Stream& stream) {
+  if (options.model == ModelKind::kTinyV4) {
+    return std::make_unique<TinyV4>(backend, options.spec, options.limits, stream,
+                                    options.tiny_v4);
+  }
+  return std::make_unique<StandInModel>(backend, options.spec, options.limits, stream);
+}
 
 }  // namespace
 
@@ -21,13 +30,13 @@ Server::Server(Backend& backend, const ServerOptions& options)
       options_(options),
       stream_(backend),
       cache_(backend, options.spec, options.limits),
-      model_(backend, options.spec, options.limits, stream_),
+      model_(make_model(backend, options, stream_)),
       graphs_([&] {
-        model_.bind(cache_.device());
+        model_->bind(cache_.device());
         return DecodeGraphs(
             cache_, kDecodeBuffer, decode_shapes(),
             [this](StepShape shape, PlanBufferId buffer, StreamView stream) {
-              model_.enqueue_step(cache_.device(), buffer, shape, stream);
+              model_->enqueue_step(cache_.device(), buffer, shape, stream);
             },
             stream_);
       }()) {
@@ -86,7 +95,7 @@ void Server::admit_waiting() {
       return;
     }
     request.id = admitted.value();
-    model_.begin_request(cache_.ledger().info(request.id).seat, request.seed,
+    model_->begin_request(cache_.ledger().info(request.id).seat, request.seed,
                          request.lengths.prompt_tokens, stream_);
     running_.push_back(request);
     waiting_.pop_front();
@@ -119,7 +128,7 @@ void Server::prefill_step() {
       StepShape::ragged(static_cast<int>(rows.size()),
                         static_cast<int>(options_.chunk_tokens - room));
   begin(rows, shape, kPrefillBuffer);
-  model_.enqueue_step(cache_.device(), kPrefillBuffer, shape, stream_);
+  model_->enqueue_step(cache_.device(), kPrefillBuffer, shape, stream_);
   pending_.back().done.record(stream_);
   ++statistics_.prefill_steps;
 }
@@ -191,8 +200,8 @@ void Server::retire_finished() {
     if (verified(request)) {
       stream_.wait();
       const RequestInfo info = cache_.ledger().info(request.id);
-      statistics_.bytes_verified += verify_request(
-          cache_.device(), model_, stream_,
+      statistics_.bytes_verified += model_->wait_to_verify(
+          cache_.device(), stream_,
           {request.number, request.seed, request.lengths.prompt_tokens, request.total(),
            info.seat, cache_.ledger().pages_of(request.id)});
       ++statistics_.requests_verified;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,8 @@
 #include <quire/runtime/decode_graphs.h>
 #include <quire/runtime/owners.h>
 
-#include "examples/stand_in_model.h"
+#include "examples/serving_model.h"
+#include "examples/tiny_v4.h"
 #include "examples/workload.h"
 
 namespace quire::serving {
@@ -20,12 +22,16 @@ namespace quire::serving {
 // What `admit` sets aside for a request. kPrompt admits more and may have to preempt.
 enum class Promise { kWhole, kPrompt };
 
+enum class ModelKind { kStandIn, kTinyV4 };
+
 struct ServerOptions {
   ModelSpec spec;
+  ModelKind model = ModelKind::kStandIn;
+  TinyV4Config tiny_v4;
   Limits limits;
   std::int64_t chunk_tokens = 0;  // most prompt tokens of one prefill step; 0: tokens_max
   Promise promise = Promise::kWhole;
-  std::int64_t verify = 0;        // so many requests, spread over the workload, byte for byte
+  std::int64_t verify = 0;        // so many requests, spread over the workload
   std::uint32_t seed = 1;         // of the prompts
 };
 
@@ -48,7 +54,7 @@ class Server {
   Server(Backend& backend, const ServerOptions& options);
 
   // Serves all requests to their end; blocks. `progress` is called about once a second. Throws
-  // UsageError where a request can never fit, Error where a verified byte differs.
+  // UsageError where a request can never fit, Error where a verified byte or token differs.
   ServerStatistics run(const std::vector<TraceRequest>& requests,
                        const std::function<void(const ServerStatistics&)>& progress);
 
@@ -68,7 +74,7 @@ class Server {
   };
   struct PendingStep {
     StepId id;
-    std::vector<Outcome> outcomes;  // the stand-in model keeps every token
+    std::vector<Outcome> outcomes;  // the models keep every token
     Event done;
   };
 
@@ -87,7 +93,7 @@ class Server {
   ServerOptions options_;
   Stream stream_;
   CacheManager cache_;
-  StandInModel model_;
+  std::unique_ptr<ServingModel> model_;
   DecodeGraphs graphs_;
   std::int64_t verify_every_ = 0;
   std::deque<Request> waiting_;

@@ -3,7 +3,9 @@
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/host/host_stream.h>
 
+#include "examples/carver.h"
 #include "examples/stand_in_rows.h"
+#include "examples/verify.h"
 
 namespace quire::serving {
 namespace {
@@ -28,24 +30,6 @@ LayerWeights make_weights(LayerKind kind, std::uint32_t layer) {
   }
   return weights;
 }
-
-// Hands out parts of one allocation; with a null base it only measures.
-class Carver {
- public:
-  explicit Carver(std::byte* base) : base_(base) {}
-
-  template <class T>
-  T* take(std::int64_t count) {
-    T* place = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ = round_up<std::int64_t>(used_ + count * static_cast<std::int64_t>(sizeof(T)), 256);
-    return place;
-  }
-  std::int64_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  std::int64_t used_ = 0;
-};
 
 StandInParams carve_arrays(Carver& carver, const Limits& limits) {
   StandInParams arrays;
@@ -164,6 +148,11 @@ void StandInModel::enqueue_step(DeviceCache& cache, PlanBufferId buffer, StepSha
   }
   run(params, true);
   cache.enqueue_commit(buffer, nullptr, nullptr, stream);
+}
+
+std::int64_t StandInModel::wait_to_verify(const DeviceCache& cache, Stream& stream,
+                                          const ServedRequest& request) {
+  return verify_request(cache, *this, stream, request);
 }
 
 const LayerWeights& StandInModel::weights(LayerId layer) const {

@@ -8,6 +8,8 @@
 #include <quire/cache/cache_manager.h>
 #include <quire/runtime/owners.h>
 
+#include "examples/serving_model.h"
+
 namespace quire::serving {
 
 // Weights on the host, as the model file would hold them. Shapes as in LayerBinding.
@@ -28,28 +30,24 @@ struct StandInParams {
   float* indexer = nullptr;                           // [tokens, 512]
 };
 
-class StandInModel {
+class StandInModel : public ServingModel {
  public:
   // Makes weights from the seed and copies them to the backend; blocks.
   StandInModel(Backend& backend, const ModelSpec& spec, const Limits& limits, Stream& stream);
 
-  // Binds every layer and both RoPE tables.
-  void bind(DeviceCache& cache) const;
-
-  // In stream order: the seat belongs to a request that is named by this seed.
+  void bind(DeviceCache& cache) const override;
   void begin_request(SeatId seat, std::uint32_t seed, std::int64_t prompt_tokens,
-                     StreamView stream);
-
-  // One whole step: plan, for every layer its rows and its append, sampling, commit. May be
-  // captured.
+                     StreamView stream) override;
   void enqueue_step(DeviceCache& cache, PlanBufferId buffer, StepShape shape,
-                    StreamView stream) const;
+                    StreamView stream) const override;
+  // Byte for byte against SPEC.md (verify.h).
+  std::int64_t wait_to_verify(const DeviceCache& cache, Stream& stream,
+                              const ServedRequest& request) override;
 
   const LayerWeights& weights(LayerId layer) const;
   const std::vector<float>& rope(RopeGroup group) const;  // [context_max, 64], interleaved
 
  private:
-
   Backend* backend_;
   ModelSpec spec_;
   Limits limits_;

@@ -12,15 +12,6 @@
 
 namespace quire::serving {
 
-struct ServedRequest {
-  std::int64_t number;
-  std::uint32_t seed;
-  std::int64_t prompt_tokens;
-  std::int64_t tokens;  // in the cache
-  SeatId seat;
-  std::span<const PageId> pages;
-};
-
 // Compares all live bytes: CSA and indexer entries with their scales, the last 128 window entries,
 // the raw rows of the state that the next tokens need. Returns their number. Blocks: the stream must
 // hold no step of the request that is not done. Throws Error that names the first difference.

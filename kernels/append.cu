@@ -1,5 +1,6 @@
-// All cache work of one layer (DESIGN 4, 7). Decode: one kernel whose blocks are one compressed
-// entry, four indexer entries, or one window entry. Ragged: entries first, the seat afterwards.
+// All cache work of one layer (DESIGN 4, 7). Decode: one kernel whose blocks are one CSA entry, four
+// indexer entries, one window entry, or the HCA fold of one batch row. Ragged: entries first, the
+// seat afterwards.
 //
 // In the decode kernel everything before the one wait may run beside the kernel in front: only plan
 // records, immutable weights and tables, and seat state of earlier steps are loaded there, each by
@@ -8,6 +9,7 @@
 #include <quire/planner/plan_rule.h>
 
 #include <quire/kernels/entry.cuh>
+#include <quire/kernels/hca.cuh>
 #include <quire/kernels/pdl.cuh>
 #include <quire/kernels/pool.cuh>
 #include <quire/runtime/cuda/launch.cuh>
@@ -63,23 +65,6 @@ __device__ void fold_input_rows(Folds& folds, const Four (&bias)[kC4Window], con
     value = load_input(part.rows, from, value_channel<kDim>(i));
     score = load_input(part.rows, from, score_channel<kDim>(i));
   });
-}
-
-// What norm and RoPE of an entry need, all of it immutable.
-struct Finish {
-  Four weight;
-  Four rotation;
-};
-
-template <int kDim>
-__device__ Finish load_finish(const float* norm_weight, const RopeTable& rope,
-                              std::int32_t position) {
-  Finish finish{};
-  if (norm_weight != nullptr) {
-    finish.weight = load_constant(norm_weight + Place<kDim>::channel());
-  }
-  if (is_rotated<kDim>()) finish.rotation = load_rotation<kDim>(rope, position);
-  return finish;
 }
 
 // Pooled channels to stored bytes. All threads of the entry call it.
@@ -155,15 +140,15 @@ __device__ void copy_entry(const EntryPool& from, std::int64_t from_location, co
 
 // Blocks of one launch stand in this order; a part that is not there has none.
 struct Blocks {
-  std::int64_t csa, indexer, window, copies;
-  __host__ __device__ std::int64_t total() const { return csa + indexer + window + copies; }
+  std::int64_t hca, csa, indexer, window, copies;
+  __host__ __device__ std::int64_t total() const { return hca + csa + indexer + window + copies; }
 };
 
 __host__ __device__ inline bool has(const InputRows& rows) { return rows.data != nullptr; }
 
 __host__ __device__ inline Blocks decode_blocks(const AppendParams& params) {
   const std::int64_t tokens = params.shape.tokens;
-  return {has(params.csa.rows) ? tokens : 0,
+  return {has(params.hca.rows) ? params.shape.rows : 0, has(params.csa.rows) ? tokens : 0,
           has(params.indexer.rows) ? ceil_div<std::int64_t>(tokens, kWarps) : 0,
           has(params.window.rows) ? tokens : 0, 0};
 }
@@ -175,6 +160,7 @@ constexpr int kCopyEntriesPerWarp = 128 / (kCopyBlocksPerRow * kWarps);
 __host__ __device__ inline Blocks ragged_entry_blocks(const AppendParams& params) {
   const std::int64_t entries = params.csa_entry_capacity;
   return {
+      0,  // HCA entries have a launch of their own: they need more registers
       has(params.csa.rows) ? entries : 0,
       has(params.indexer.rows) ? ceil_div<std::int64_t>(entries, kWarps) : 0,
       has(params.window.rows) ? params.shape.tokens : 0,
@@ -188,7 +174,7 @@ __host__ __device__ inline std::int32_t state_writes_max(const PlanGeometry& geo
 
 __host__ __device__ inline Blocks ragged_seat_blocks(const AppendParams& params) {
   const std::int64_t writes = std::int64_t{state_writes_max(params.geometry)} * params.shape.rows;
-  return {has(params.csa.rows) ? writes : 0,
+  return {has(params.hca.rows) ? params.shape.rows : 0, has(params.csa.rows) ? writes : 0,
           has(params.indexer.rows) ? ceil_div<std::int64_t>(writes, kWarps) : 0, 0,
           has(params.window.rows) ? std::int64_t{kCopyBlocksPerRow} * params.shape.rows : 0};
 }
@@ -231,13 +217,71 @@ __device__ void complete_csa(const AppendParams& params, std::int64_t input_row,
   finish_csa<kDim>(params, part, work.finish, work.folds, token.csa_location, token.seat, partial);
 }
 
+// Pooled channels to a stored HCA entry. All threads of the block call it.
+__device__ void finish_hca(const AppendParams& params, const Finish& finish, const Folds& folds,
+                           std::int64_t location, std::int32_t seat, float* partial) {
+  Four x = normalise<kMain>(pooled(folds), finish.weight, params.norm_eps, partial);
+  if (is_rotated<kMain>()) x = rotate(x, finish.rotation);
+  store_main_entry(params.hca.pages, location, x, params.scale_floor, seat, params.report);
+}
+
+__device__ inline Finish load_hca_finish(const AppendParams& params, std::int32_t p) {
+  return load_finish<kMain>(params.hca.norm_weight, params.rope, p - (kHcaWindow - 1));
+}
+
+// The tokens of one batch row, in order. Prologue, wait and all.
+template <ElementType kType>
+__device__ void decode_hca(const AppendParams& params, std::int64_t batch_row, float* partial) {
+  const HcaPart& part = params.hca;
+  const BatchRowRecord row = load_record(params.rows + batch_row);
+  HcaSpan span{row.first_token, row.start, row.seat >= 0 ? row.live_tokens : 0};
+  RowsAhead<kType> ahead;
+  Folds folds{};
+  // Of the entry that closes first; with as many drafts as a window has tokens, more may follow.
+  const int closing = kHcaWindow - 1 - row.start % kHcaWindow;
+  std::int64_t location = -1;
+  Finish finish{};
+  if (span.count > 0) {
+    folds = begin_fold(part, row.seat, row.start, row.start);
+#pragma unroll
+    for (int k = 0; k < kRowsAhead; ++k) {
+      if (k < span.count) ahead.load_bias(part, span, k, k);
+    }
+    if (closing < span.count) {
+      location = load_record(params.tokens + span.input_row + closing).hca_location;
+      finish = load_hca_finish(params, row.start + closing);
+    }
+  }
+
+  pdl_wait();
+  pdl_trigger();
+
+  fold_and_visit(folds, ahead, part, span, [&](int i) {
+    const std::int32_t p = row.start + i;
+    if (keeps_fold(params.geometry, row, p)) store_fold(part, row.seat, p + 1, folds);
+    if (!closes_entry(kHcaRule, p)) return;
+    if (i != closing) {
+      __syncthreads();  // `partial` is used again
+      location = load_record(params.tokens + span.input_row + i).hca_location;
+      finish = load_hca_finish(params, p);
+    }
+    if (location >= 0) finish_hca(params, finish, folds, location, row.seat, partial);
+  });
+}
+
 __global__ void __launch_bounds__(kThreads)
     append_decode(const __grid_constant__ AppendParams params) {
   __shared__ float partial[kWarps];
   if (params.load_after_wait) pdl_wait();
 
   const Blocks blocks = decode_blocks(params);
-  const std::int64_t block = blockIdx.x;
+  std::int64_t block = blockIdx.x;
+  if (block < blocks.hca) {
+    with_row_type(params.hca.rows,
+                  [&](auto type) { decode_hca<decltype(type)::value>(params, block, partial); });
+    return;
+  }
+  block -= blocks.hca;
   const bool is_csa = block < blocks.csa;
   const bool is_indexer = !is_csa && block < blocks.csa + blocks.indexer;
   const std::int64_t input_row = is_csa       ? block
@@ -268,7 +312,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// --- Ragged, first launch: whatever reads the seat ---
+// --- Ragged, first launches: whatever reads the seat ---
 
 template <int kDim>
 __device__ void append_csa_entry(const AppendParams& params, std::int64_t index, float* partial) {
@@ -291,6 +335,28 @@ __device__ void append_csa_entry(const AppendParams& params, std::int64_t index,
   fold_state_rows<kDim>(folds, bias, part, seat, p, from_state);
   fold_input_rows<kDim>(folds, bias, part, input_row, p, from_state, kC4Window);
   finish_csa<kDim>(params, part, finish, folds, location, seat, partial);
+}
+
+// One HCA entry: its fold so far, where the window began before this step, and the rows since.
+__device__ void append_hca_entry(const AppendParams& params, std::int64_t index, float* partial) {
+  const PlanRecord record = params.hca_entries[index];
+  if (record.ragged_id == kPaddingRaggedId) return;
+  const HcaPart& part = params.hca;
+  const std::int64_t input_row = record.ragged_id;
+  const auto p = static_cast<std::int32_t>(record.position);
+  const int count = kHcaWindow - static_cast<int>(record.window_len);
+  const TokenRecord& token = params.tokens[input_row];
+  const std::int32_t seat = token.seat;
+  const std::int64_t location = token.hca_location;
+  if (seat < 0 || location < 0) return;
+
+  const HcaSpan span{input_row - (count - 1), p - (count - 1), count};
+  // Inside a window only the first position of the step can stand first.
+  Folds folds = begin_fold(part, seat, span.position, span.position);
+  with_row_type(part.rows, [&](auto type) {
+    fold_in_window<decltype(type)::value>(folds, part, span);
+  });
+  finish_hca(params, load_hca_finish(params, p), folds, location, seat, partial);
 }
 
 __device__ void append_ragged_window(const AppendParams& params, std::int64_t input_row,
@@ -354,7 +420,44 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// --- Ragged, second launch: the seat ---
+__global__ void __launch_bounds__(kThreads, kHcaBlocksPerMultiprocessor)
+    append_ragged_hca(const __grid_constant__ AppendParams params) {
+  __shared__ float partial[kWarps];
+  pdl_wait();
+  pdl_trigger();
+  append_hca_entry(params, blockIdx.x, partial);
+}
+
+// --- Ragged, last launch: the seat ---
+
+// The folds that later steps read, of one batch row.
+__device__ void keep_hca_folds(const AppendParams& params, std::int64_t batch_row) {
+  const BatchRowRecord row = params.rows[batch_row];
+  if (row.seat < 0 || row.live_tokens <= 0) return;
+  const HcaPart& part = params.hca;
+  const std::int32_t first = first_folded_position(params.geometry, row);
+  const std::int32_t length = row.start + row.live_tokens;
+  const HcaSpan span{row.first_token + std::int64_t{first - row.start}, first, length - first};
+  if (span.count == 0) return;
+  Folds folds = begin_fold(part, row.seat, row.start, first);
+  with_row_type(part.rows, [&](auto type) {
+    constexpr ElementType kType = decltype(type)::value;
+    if (!is_short(params.geometry, row.live_tokens)) {
+      fold_in_window<kType>(folds, part, span);
+      store_fold(part, row.seat, length, folds);
+      return;
+    }
+    RowsAhead<kType> ahead;
+#pragma unroll
+    for (int k = 0; k < kRowsAhead; ++k) {
+      if (k < span.count) ahead.load_bias(part, span, k, k);
+    }
+    fold_and_visit(folds, ahead, part, span, [&](int i) {
+      const std::int32_t p = first + i;
+      if (keeps_fold(params.geometry, row, p)) store_fold(part, row.seat, p + 1, folds);
+    });
+  });
+}
 
 // Raw rows of the batch row's last tokens, for the entries of later steps.
 template <int kDim>
@@ -387,12 +490,19 @@ __device__ void keep_window(const AppendParams& params, std::int64_t block) {
   });
 }
 
+// Folding takes three times the registers of copying: layers without HCA do without.
+template <bool kWithHca>
 __global__ void __launch_bounds__(kThreads)
     append_ragged_seat(const __grid_constant__ AppendParams params) {
   pdl_wait();
   pdl_trigger();
   const Blocks blocks = ragged_seat_blocks(params);
   std::int64_t block = blockIdx.x;
+  if (kWithHca && block < blocks.hca) {
+    keep_hca_folds(params, block);
+    return;
+  }
+  block -= blocks.hca;
   if (block < blocks.csa) {
     write_state<kMain>(params, block);
     return;
@@ -418,14 +528,22 @@ void launch_append(const AppendParams& params, Pdl pdl, cudaStream_t stream) {
   }
   launch(append_ragged_entries, linear_grid(ragged_entry_blocks(params).total()), dim3(kThreads), 0,
          stream, programmatic, params);
-  launch(append_ragged_seat, linear_grid(ragged_seat_blocks(params).total()), dim3(kThreads), 0,
-         stream, programmatic, params);
+  const dim3 seat_grid = linear_grid(ragged_seat_blocks(params).total());
+  if (has(params.hca.rows)) {
+    launch(append_ragged_hca, linear_grid(params.hca_entry_capacity), dim3(kThreads), 0, stream,
+           programmatic, params);
+    launch(append_ragged_seat<true>, seat_grid, dim3(kThreads), 0, stream, programmatic, params);
+  } else {
+    launch(append_ragged_seat<false>, seat_grid, dim3(kThreads), 0, stream, programmatic, params);
+  }
 }
 
 void load_append_kernels() {
   load_kernel(append_decode);
   load_kernel(append_ragged_entries);
-  load_kernel(append_ragged_seat);
+  load_kernel(append_ragged_hca);
+  load_kernel(append_ragged_seat<true>);
+  load_kernel(append_ragged_seat<false>);
 }
 
 }  // namespace quire::cuda

@@ -1,6 +1,6 @@
 // Launches the cache work of one layer (see AppendParams): a decode shape takes one kernel, a
-// ragged shape two, because there the seat is only written once everything that reads it has been
-// read.
+// ragged shape two (an HCA layer three), because there the seat is only written once everything that
+// reads it has been read.
 #pragma once
 
 #include <quire/kernels/params.h>

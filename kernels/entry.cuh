@@ -90,6 +90,11 @@ __device__ inline TokenRecord load_record(const TokenRecord* record) {
           join_words(c.z, c.w)};
 }
 
+__device__ inline BatchRowRecord load_record(const BatchRowRecord* record) {
+  const int4 x = load_int4_at_l2(record);
+  return {x.x, x.y, x.z, x.w};
+}
+
 // What the kernel in front wrote: plain loads, only ever after the wait.
 __device__ inline Four load_fresh(const float* four) {
   const float4 x = *reinterpret_cast<const float4*>(four);
@@ -169,6 +174,23 @@ __device__ inline Four rotate(const Four& x, const Four& rotation) {
   const exact::Pair first = exact::rotate({x.v[0], x.v[1]}, rotation.v[0], rotation.v[1]);
   const exact::Pair second = exact::rotate({x.v[2], x.v[3]}, rotation.v[2], rotation.v[3]);
   return {{first.x, first.y, second.x, second.y}};
+}
+
+// What norm and RoPE of an entry need, all of it immutable.
+struct Finish {
+  Four weight;
+  Four rotation;
+};
+
+template <int kDim>
+__device__ inline Finish load_finish(const float* norm_weight, const RopeTable& rope,
+                              std::int32_t position) {
+  Finish finish{};
+  if (norm_weight != nullptr) {
+    finish.weight = load_constant(norm_weight + Place<kDim>::channel());
+  }
+  if (is_rotated<kDim>()) finish.rotation = load_rotation<kDim>(rope, position);
+  return finish;
 }
 
 // --- Hadamard, over the 128 channels of a warp ---

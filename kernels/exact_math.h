@@ -66,6 +66,9 @@ QUIRE_HOST_DEVICE inline bool is_inf(float x) { return (bits(x) & 0x7FFFFFFFu) =
 inline constexpr std::uint32_t kNanBits = 0x7FFFFFFFu;
 inline constexpr std::uint32_t kInfBits = 0x7F800000u;
 
+// What HCA banks store: the payload of a NaN differs between machines.
+QUIRE_HOST_DEVICE inline float canonical(float x) { return is_nan(x) ? from_bits(kNanBits) : x; }
+
 // NaN if either is NaN; +0 above -0.
 QUIRE_HOST_DEVICE inline float max(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -115,12 +118,14 @@ struct Fold {
 
 QUIRE_HOST_DEVICE inline Fold fold_first(float score, float value) { return {score, 1.0f, value}; }
 
+// SPEC 3.7 has two exponentials, x and y. At least one of old.m and score equals m, and counts 1;
+// or m is NaN, and both exponentials are the same NaN. So one is computed, of the other.
 QUIRE_HOST_DEVICE inline Fold fold_next(const Fold& old, float score, float value) {
   const float m = max(old.m, score);
-  const float ex = exp0(sub(old.m, m));
-  const float ey = exp0(sub(score, m));
-  const float x = old.m == m ? 1.0f : ex;
-  const float y = score == m ? 1.0f : ey;
+  const float lower = old.m == m ? score : old.m;
+  const float e = exp0(sub(lower, m));
+  const float x = old.m == m ? 1.0f : e;
+  const float y = score == m ? 1.0f : e;
   return {m, fma(old.z, x, y), fma(y, value, mul(old.a, x))};
 }
 

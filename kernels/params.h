@@ -68,6 +68,25 @@ struct CsaPart {
   EntryPool pages;
 };
 
+inline constexpr std::int64_t kHcaBankFloats = 3 * kHeadDim;
+
+// The compressor of an HCA layer (ratio 128, d = 512): a running fold per seat instead of raw rows.
+struct HcaPart {
+  InputRows rows;                      // [tokens, 2d]: kv, score
+  const float* bias = nullptr;         // [128, d]
+  const float* norm_weight = nullptr;  // [d]
+  // [seats, banks, 3, d]: m, z, a of SPEC 3.7. Position p reads bank p mod banks and writes bank
+  // (p + 1) mod banks (DESIGN 4); every NaN is stored as 0x7FFFFFFF.
+  float* state = nullptr;
+  std::int32_t banks = 0;              // draft_max + 2
+  EntryPool pages;
+
+  // m of the bank that `position` reads; z and a follow at kHeadDim and twice that.
+  QUIRE_HOST_DEVICE float* bank(std::int64_t seat, std::int32_t position) const {
+    return state + (seat * banks + position % banks) * kHcaBankFloats;
+  }
+};
+
 struct AppendParams {
   StepShape shape;
   PlanGeometry geometry;
@@ -76,9 +95,12 @@ struct AppendParams {
   const TokenRecord* tokens = nullptr;      // [shape.tokens]
   const PlanRecord* csa_entries = nullptr;  // [csa_entry_capacity] ragged only
   std::int32_t csa_entry_capacity = 0;
+  const PlanRecord* hca_entries = nullptr;  // [hca_entry_capacity] ragged only
+  std::int32_t hca_entry_capacity = 0;
   WindowPart window;
   CsaPart csa;
   CsaPart indexer;
+  HcaPart hca;
   RopeTable rope;
   float norm_eps = 1e-6f;
   float scale_floor = 1e-4f;
@@ -110,6 +132,7 @@ struct PlanParams {
   StepTable table;
   PlanBuffer plan;
   std::int32_t csa_entry_capacity = 0;
+  std::int32_t hca_entry_capacity = 0;
 };
 
 struct CommitParams {
@@ -185,6 +208,62 @@ struct StoreParams {
   bool wide_locations = false;      // int64
   EntryPool pool;
   float scale_floor = 1e-4f;        // 1e-8 reproduces the original Triton store
+};
+
+// --- The read side (docs/READ_SIDE.md) ---
+
+// Picks of an indexer's top-k to CSA locations, place by place (kernels/read_side.cuh). Usually
+// over the views of a plan. `locations` may be `picks` itself, with one stride.
+struct TranslatePicksParams {
+  std::int32_t tokens = 0;
+  std::int32_t k = 0;
+  const std::int32_t* picks = nullptr;             // [tokens, k] entries; negative: none
+  std::int64_t picks_stride = 0;                   // at least k
+  const std::int32_t* token_batch_row = nullptr;   // [tokens] negative: inert, picks nothing
+  const std::int32_t* token_csa_length = nullptr;  // [tokens] n(p); a pick from n(p) on is none
+  const std::int32_t* page_table = nullptr;        // [rows, page_table_stride]
+  std::int64_t page_table_stride = 0;
+  std::int32_t entries_per_page = 64;
+  std::int32_t* locations = nullptr;               // [tokens, k]
+  std::int64_t locations_stride = 0;               // at least k
+  // [tokens] nullable. min(k, n(p)), which is known before the picks are; more only where a valid
+  // pick stands further back; at least length_floor.
+  std::int32_t* lengths = nullptr;
+  std::int32_t padding_location = -1;
+  std::int32_t length_floor = 0;
+};
+
+// Entries of a main or window pool, dequantised: e4m3 x 2^(byte - 127), NaN where the scale byte is
+// 255, the bf16 tail as it is. Exact in bf16 but where the product leaves its range.
+struct GatherMainParams {
+  EntryPool pool;                   // CSA, HCA, window ring or scratch
+  const void* locations = nullptr;  // [count] int32 or int64; negative: a row of zeros
+  bool wide_locations = false;      // int64
+  std::int64_t count = 0;
+  void* output = nullptr;           // [count, 512], 16-byte aligned
+  std::int64_t output_stride = 512; // elements; a multiple of 16 bytes
+  ElementType output_type = ElementType::kBfloat16;
+};
+
+// Indexer keys of many requests, request after request, as non-paged logits take them: query token
+// t scores keys k_start[t] to k_end[t]. Usually over the views of a plan.
+struct GatherIndexerParams {
+  EntryPool pool;
+  std::int32_t rows = 0;
+  const std::int32_t* row_entries = nullptr;     // [rows] entries of each request
+  const std::int32_t* page_table = nullptr;      // [rows, page_table_stride]
+  std::int64_t page_table_stride = 0;
+  // [rows + 1] written: where each request's keys begin; the last is how many there are, also where
+  // that is more than `capacity`. Saturates at INT32_MAX.
+  std::int32_t* cu_entries = nullptr;
+  std::int64_t capacity = 0;                     // keys; those beyond are dropped
+  std::uint8_t* keys = nullptr;                  // [capacity, 128] e4m3, 16-byte aligned
+  float* scales = nullptr;                       // [capacity]
+  std::int32_t tokens = 0;
+  const std::int32_t* token_batch_row = nullptr;  // [tokens] negative: inert, an empty range
+  const std::int32_t* token_entries = nullptr;    // [tokens] n(p), at most its request's entries
+  std::int32_t* k_start = nullptr;                // [tokens] nullable together with k_end
+  std::int32_t* k_end = nullptr;                  // [tokens] exclusive; at most `capacity`
 };
 
 }  // namespace quire

@@ -1,6 +1,8 @@
 // Plans a decode shape in one kernel: a block per batch row. Every thread resolves the row for
 // itself, the loads are the same for all; then the threads share its tokens and page table cells.
+// Where read lists are bound, blocks behind those write them, some for each token.
 #include <quire/planner/planner.cuh>
+#include <quire/planner/read_lists.cuh>
 
 namespace quire::cuda {
 
@@ -13,7 +15,32 @@ __device__ void finish_decode_plan(const PlanParams& params) {
   header.steps_at_plan = header.steps_left;
   header.short_rows = params.shape.rows;
   header.csa_entries = 0;
+  header.hca_entries = 0;
   params.plan.views.cu_extend[params.shape.rows] = params.shape.rows * params.shape.tokens_per_row;
+}
+
+// Blocks that one token's lists take: the pieces of the HCA list, the first with the window.
+__host__ __device__ std::int64_t list_blocks_per_token(const ReadLists& read) {
+  if (read.hca_locations != nullptr) return hca_list_pieces(read);
+  return read.window_locations != nullptr ? 1 : 0;
+}
+
+__device__ void write_token_lists(const PlanParams& params, std::int64_t block) {
+  const ReadLists& read = params.plan.read;
+  const std::int64_t blocks = list_blocks_per_token(read);
+  const auto token = static_cast<std::int32_t>(block / blocks);
+  const std::int64_t piece = block % blocks;
+  const std::int32_t r = token / params.shape.tokens_per_row;
+  const bool same_shape = is_applied_shape(*params.plan.header, params.shape);
+  const AppliedRow applied = applied_row(params.plan, same_shape, r);
+  const BatchRowRecord row = plan_decode_row(params, same_shape, applied, r).record;
+  const std::int32_t j = token - row.first_token;
+  if (read.window_locations != nullptr && piece == 0 && threadIdx.x < 32) {
+    write_window_list(params, token, row, r, j);
+  }
+  if (read.hca_locations != nullptr) {
+    write_hca_list(params, token, piece, row, hca_entries_at(row, j));
+  }
 }
 
 __global__ void __launch_bounds__(kDecodeThreads)
@@ -22,7 +49,13 @@ __global__ void __launch_bounds__(kDecodeThreads)
   // Fields that no thread of this kernel reads.
   if (blockIdx.x == 0 && first_thread) finish_decode_plan(params);
   const auto r = static_cast<std::int32_t>(blockIdx.x);
-  if (r >= params.shape.rows) return;
+  if (r >= params.shape.rows) {
+    const std::int64_t block = std::int64_t{r} - params.shape.rows;
+    if (block < params.shape.tokens * list_blocks_per_token(params.plan.read)) {
+      write_token_lists(params, block);
+    }
+    return;
+  }
 
   const bool same_shape = is_applied_shape(*params.plan.header, params.shape);
   const AppliedRow applied = applied_row(params.plan, same_shape, r);
@@ -45,7 +78,9 @@ void launch_ragged_plan(const PlanParams& params, cudaStream_t stream);
 
 void launch_plan(const PlanParams& params, cudaStream_t stream) {
   if (!params.shape.is_decode()) return launch_ragged_plan(params, stream);
-  launch_plain(decode_plan_kernel, max_of(params.shape.rows, 1), kDecodeThreads, params, stream);
+  const std::int64_t blocks =
+      params.shape.rows + params.shape.tokens * list_blocks_per_token(params.plan.read);
+  launch_plain(decode_plan_kernel, max_of(blocks, std::int64_t{1}), kDecodeThreads, params, stream);
 }
 
 void load_decode_planner() { load_kernel(decode_plan_kernel); }

@@ -61,7 +61,8 @@ struct PlanHeader {
   std::int32_t steps_at_plan;  // the same when it was planned: a commit sets steps_left from it
   std::int32_t short_rows;     // ragged: leading batch rows that read the ring
   std::int32_t csa_entries;    // live records of the compact list
-  std::int32_t reserved[9];
+  std::int32_t hca_entries;    // likewise
+  std::int32_t reserved[8];
 };
 static_assert(sizeof(PlanHeader) == 64);
 
@@ -112,6 +113,23 @@ struct PlanViews {
   std::int64_t page_table_stride = 0;
 };
 
+// Lists of locations for attention kernels, in the engine's memory, written by every plan of the plan
+// buffer that they are bound to (SPEC 6). Each pointer is 16-byte aligned and nullable: that list is
+// not written. int32, as FlashMLA takes them. Beyond what a token or batch row sees stands the
+// padding location, in every place of the list and in every plan.
+struct ReadLists {
+  std::int32_t* window_locations = nullptr;  // [tokens_max, 128] newest first; in the ring, or in
+                                             // the scratch for tokens of long batch rows
+  std::int32_t* window_lengths = nullptr;    // [tokens_max]
+  // One list per token in decode shapes; in ragged shapes one per batch row, of all entries that
+  // are complete after the step, of which a token sees the first hca_lengths[token].
+  std::int32_t* hca_locations = nullptr;     // [tokens_max or rows_max, the larger, hca_width]
+  std::int32_t* hca_lengths = nullptr;       // [tokens_max]
+  std::int64_t hca_width = 0;                // at least context_max / 128, rounded up; row stride
+  std::int32_t padding_location = -1;        // or a location that exists, for kernels that need one
+  std::int32_t length_floor = 0;             // 0, or 1 for kernels that cannot take 0
+};
+
 // All device memory of one plan.
 struct PlanBuffer {
   PlanHeader* header = nullptr;
@@ -122,7 +140,10 @@ struct PlanBuffer {
   TokenRecord* tokens = nullptr;       // [tokens]
   PlanRecord* csa_entries = nullptr;   // [csa_entry_capacity] ragged: compact, in order, padded
   std::int32_t* row_csa_base = nullptr;  // [rows] scratch of the ragged device planner
+  PlanRecord* hca_entries = nullptr;   // [hca_entry_capacity] likewise
+  std::int32_t* row_hca_base = nullptr;  // [rows] ragged: place of the row's first HCA entry
   PlanViews views;
+  ReadLists read;
 };
 
 }  // namespace quire

@@ -178,6 +178,24 @@ QUIRE_HOST_DEVICE constexpr bool writes_csa_state(const PlanGeometry& geometry,
          write_index(kCsaRule, row.start, row.live_tokens, row.start + j) >= 0;
 }
 
+// --- What a live batch row does to the fold of an HCA layer (DESIGN 4). Its seat's bank of the
+// row's start is read where its first folded token stands inside a pooling window. ---
+
+// A long row leaves one fold behind, of the tokens that no entry has taken.
+QUIRE_HOST_DEVICE constexpr std::int32_t first_folded_position(const PlanGeometry& geometry,
+                                                               const BatchRowRecord& row) {
+  if (is_short(geometry, row.live_tokens)) return row.start;
+  return max_of(row.start, round_down(row.start + row.live_tokens, kHcaRule.ratio));
+}
+
+// Whether the fold of the tokens up to p is kept, for position p + 1 to read. Of a short row any
+// prefix may be kept; behind the end of a window there is nothing to keep.
+QUIRE_HOST_DEVICE constexpr bool keeps_fold(const PlanGeometry& geometry,
+                                            const BatchRowRecord& row, std::int32_t p) {
+  if (closes_entry(kHcaRule, p)) return false;
+  return is_short(geometry, row.live_tokens) || p + 1 == row.start + row.live_tokens;
+}
+
 QUIRE_HOST_DEVICE constexpr std::int64_t ring_location(const PlanGeometry& geometry,
                                                        std::int32_t seat, std::int32_t p) {
   return static_cast<std::int64_t>(seat) * geometry.window_ring_tokens +

@@ -8,6 +8,7 @@
 #include <quire/kernels/params.h>
 #include <quire/planner/plan.h>
 #include <quire/planner/plan_rule.h>
+#include <quire/planner/read_rule.h>
 #include <quire/runtime/base/host_device.h>
 
 namespace quire {
@@ -137,25 +138,41 @@ QUIRE_HOST_DEVICE inline void write_token(const PlanParams& params, std::int32_t
                                           const TokenRecord& record) {
   params.plan.tokens[token] = record;
   write_token_views(params.plan.views, params.geometry, token, record);
+  write_read_lengths(params.plan.read, token, record);
 }
 
-QUIRE_HOST_DEVICE inline std::int32_t csa_entries_of(const BatchRowRecord& record) {
-  return compress_count(kCsaRule, record.start, record.live_tokens);
+// Entries of each ratio: what a batch row closes, or how many stand in the compact lists.
+struct EntryCounts {
+  std::int32_t csa = 0;
+  std::int32_t hca = 0;
+
+  friend QUIRE_HOST_DEVICE EntryCounts operator+(const EntryCounts& a, const EntryCounts& b) {
+    return {a.csa + b.csa, a.hca + b.hca};
+  }
+};
+
+QUIRE_HOST_DEVICE inline EntryCounts entries_closed_by(const BatchRowRecord& record) {
+  return {compress_count(kCsaRule, record.start, record.live_tokens),
+          compress_count(kHcaRule, record.start, record.live_tokens)};
 }
 
-// Token `token` of the ragged batch row, and the record of the entry that it closes; `csa_base` is
-// the place of the row's first in the compact list.
+// Token `token` of the ragged batch row, and the records of the entries that it closes; `base` is
+// the place of the row's first in the compact lists.
 QUIRE_HOST_DEVICE inline void write_ragged_token(const PlanParams& params, std::int32_t token,
                                                  std::int32_t batch_row, const BatchRowRecord& row,
-                                                 std::int32_t csa_base) {
+                                                 const EntryCounts& base) {
   const std::int32_t j = token - row.first_token;
   const TokenRecord record = plan_token(params.geometry, params.table, row, batch_row, j);
   write_token(params, token, record);
-  if (record.seat < 0 || !closes_entry(kCsaRule, record.position)) return;
-  const std::int32_t at = csa_base + compress_index(kCsaRule, row.start, record.position);
-  if (at < params.csa_entry_capacity) {
-    params.plan.csa_entries[at] = plan_record(kCsaRule, token, batch_row, row.start, j);
-  }
+  if (record.seat < 0) return;
+  const auto put = [&](CompressionRule rule, PlanRecord* list, std::int32_t capacity,
+                       std::int32_t first) {
+    if (!closes_entry(rule, record.position)) return;
+    const std::int32_t at = first + compress_index(rule, row.start, record.position);
+    if (at < capacity) list[at] = plan_record(rule, token, batch_row, row.start, j);
+  };
+  put(kCsaRule, params.plan.csa_entries, params.csa_entry_capacity, base.csa);
+  put(kHcaRule, params.plan.hca_entries, params.hca_entry_capacity, base.hca);
 }
 
 // Cells that the page table row of a batch row shows.

@@ -25,6 +25,10 @@ enum class Pdl {
   kPrologue,  // programmatic; records, weights and seat state of earlier steps load before the wait
 };
 
+// The step in which the CUDA backend's pools grow: a maximum that is no multiple of it would refuse
+// the last bytes of the budget. The host's pools take what is asked.
+inline constexpr std::int64_t kCudaPoolGranularityBytes = std::int64_t{32} << 20;
+
 class MemoryPool;
 class Stream;
 class Event;
@@ -84,6 +88,12 @@ class Backend {
                                    StreamView stream) = 0;
   virtual void store_flashmla(const StoreParams& params, Pdl pdl, StreamView stream) = 0;
   virtual void store_indexer(const StoreParams& params, Pdl pdl, StreamView stream) = 0;
+
+  // The read side. UsageError where a parameter is out of range.
+  virtual void translate_picks(const TranslatePicksParams& params, Pdl pdl,
+                               StreamView stream) = 0;
+  virtual void gather_main(const GatherMainParams& params, Pdl pdl, StreamView stream) = 0;
+  virtual void gather_indexer(const GatherIndexerParams& params, Pdl pdl, StreamView stream) = 0;
 };
 
 // The host backend is always there.

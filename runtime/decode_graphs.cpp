@@ -40,6 +40,9 @@ DecodeGraphs::DecodeGraphs(CacheManager& cache, PlanBufferId buffer,
     Capture capture(backend, stream);
     step(shape, buffer, stream);
     entries_.push_back({shape, capture.finish()});
+    if (const Logger* log = cache.device().options().log) {
+      log->log(LogLevel::kDebug, concat("captured the decode step of ", text_of(shape)));
+    }
   }
 }
 

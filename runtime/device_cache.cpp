@@ -33,6 +33,11 @@ DeviceCache::State::State(Backend& b, const ModelSpec& s, const Limits& l,
   place();
   backend.fill(base, 0, layout.bytes().total(), stream);
   stream.wait();
+  const CacheBytes sizes = layout.bytes();
+  log(LogLevel::kInfo, "device cache opened: ", spec.layers.size(), " layers, ", limits.pages,
+      " pages, ", limits.seats_max, " seats; bytes: pages ", sizes.pages, ", seats ", sizes.seats,
+      ", scratch ", sizes.scratch, ", step table ", sizes.step_table, ", plan buffers ",
+      sizes.plan_buffers);
 }
 
 void DeviceCache::State::open_memory() {
@@ -90,6 +95,11 @@ void DeviceCache::State::place() {
       to.csa_state = reinterpret_cast<float*>(base + from.csa_state.offset);
       to.indexer_state = reinterpret_cast<float*>(base + from.indexer_state.offset);
     }
+    if (from.hca_pages.offset >= 0) {
+      to.hca_pages =
+          make_entry_pool(base + from.hca_pages.offset, layout.hca_page_stride, kHcaPageEntries);
+      to.hca_state = reinterpret_cast<float*>(base + from.hca_state.offset);
+    }
     layers.push_back(to);
   }
   for (std::size_t i = 0; i < layout.buffers.size(); ++i) {
@@ -126,6 +136,7 @@ void DeviceCache::State::clear(StreamView on) {
   for (const MemoryPart& part : {layout.pages, layout.seats, layout.step_table}) {
     if (part.bytes > 0) backend.fill(base + part.offset, 0, part.bytes, on);
   }
+  log(LogLevel::kInfo, "device cache cleared");
   next_id = 0;
   for (PlanBufferState& buffer : buffers) {
     buffer.applied.reset();
@@ -175,26 +186,40 @@ EntryPool DeviceCache::window_scratch(PlanBufferId buffer) const {
 
 namespace {
 
-const LayerState& csa_layer(const LayerState& layer, LayerId id) {
-  QUIRE_CHECK(layer.csa_state != nullptr, "layer ", id.value,
-              " is of kind sliding: it has no CSA pages and no CSA state");
-  return layer;
+void check_kind(const ModelSpec& spec, LayerId layer, LayerKind wanted, const char* parts) {
+  const LayerKind kind = spec.layers[static_cast<std::size_t>(layer.value)];
+  QUIRE_CHECK(kind == wanted, "layer ", layer.value, " is of kind ", name_of(kind), ": it has no ",
+              parts, "; layers of kind ", name_of(wanted), " have them");
 }
 
 }  // namespace
 
-EntryPool DeviceCache::csa_pages(LayerId layer) const {
-  return csa_layer(state_->layers[state_->index_of(layer)], layer).csa_pages;
+const LayerState& DeviceCache::State::csa_layer(LayerId layer) const {
+  const LayerState& found = layers[index_of(layer)];
+  check_kind(spec, layer, LayerKind::kCsa, "CSA pages and no CSA state");
+  return found;
 }
+const LayerState& DeviceCache::State::hca_layer(LayerId layer) const {
+  const LayerState& found = layers[index_of(layer)];
+  check_kind(spec, layer, LayerKind::kHca, "HCA pages and no HCA state");
+  return found;
+}
+
+EntryPool DeviceCache::csa_pages(LayerId layer) const { return state_->csa_layer(layer).csa_pages; }
 EntryPool DeviceCache::indexer_pages(LayerId layer) const {
-  return csa_layer(state_->layers[state_->index_of(layer)], layer).indexer_pages;
+  return state_->csa_layer(layer).indexer_pages;
 }
 const float* DeviceCache::csa_state(LayerId layer) const {
-  return csa_layer(state_->layers[state_->index_of(layer)], layer).csa_state;
+  return state_->csa_layer(layer).csa_state;
 }
 const float* DeviceCache::indexer_state(LayerId layer) const {
-  return csa_layer(state_->layers[state_->index_of(layer)], layer).indexer_state;
+  return state_->csa_layer(layer).indexer_state;
 }
+EntryPool DeviceCache::hca_pages(LayerId layer) const { return state_->hca_layer(layer).hca_pages; }
+const float* DeviceCache::hca_state(LayerId layer) const {
+  return state_->hca_layer(layer).hca_state;
+}
+std::int64_t DeviceCache::hca_banks() const { return state_->limits.hca_banks(); }
 std::int64_t DeviceCache::csa_ring_tokens() const { return state_->layout.csa_ring_tokens; }
 std::int64_t DeviceCache::window_ring_tokens() const { return state_->layout.window_ring_tokens; }
 

@@ -12,6 +12,7 @@
 #include <quire/cache/step_update.h>
 #include <quire/kernels/params.h>
 #include <quire/runtime/backend.h>
+#include <quire/runtime/base/log.h>
 
 #include <cstdint>
 #include <memory>
@@ -40,6 +41,9 @@ struct LayerBinding {
 // Layers of kind sliding rotate with one table, compressing layers with another (SPEC 3.2).
 enum class RopeGroup : std::int32_t { kSliding, kCompressing };
 
+// What lies next to a page of one layer: its next page, or the same page of the next layer.
+enum class PageOrder : std::int32_t { kLayerMajor, kPageMajor };
+
 struct DeviceCacheOptions {
   float norm_eps = 1e-6f;
   float scale_floor = 1e-4f;  // 1e-8 reproduces the original Triton store
@@ -51,14 +55,20 @@ struct DeviceCacheOptions {
   std::int64_t csa_ring_tokens = 0;     // a multiple of 4
 
   // Strides between pages of one layer; 0: tight. Multiples of 16, not below a page.
+  // In page-major order, where all layers of a page lie together, what each takes of it.
   std::int64_t csa_page_stride_bytes = 0;
   std::int64_t indexer_page_stride_bytes = 0;
+  std::int64_t hca_page_stride_bytes = 0;
+  PageOrder page_order = PageOrder::kLayerMajor;
 
   // What views show where a step writes nothing. -1, or a location that exists (`reserve_sink`).
   std::int64_t padding_csa_location = -1;
   std::int64_t padding_hca_location = -1;
   std::int64_t padding_ring_location = -1;
   std::int64_t padding_scratch_location = -1;
+
+  // Told what is opened, cleared and captured, and what broke; null: silence. Outlives the cache.
+  const Logger* log = nullptr;
 
   // The engine's memory instead of a pool of our own: at least `DeviceCache::bytes_needed`,
   // 256-byte aligned, alive as long as the cache.
@@ -107,6 +117,19 @@ class DeviceCache {
   void bind_layer(LayerId layer, const LayerBinding& binding);
   void bind_rope(RopeGroup group, const RopeTable& table);
 
+  // Lists that every later plan of the buffer fills; ReadLists{} unbinds them. Pointers are kept:
+  // the memory lives, and belongs to the plans, as long as it is bound or a captured graph writes
+  // it. Captured graphs keep what they captured. Does not block. UsageError, and nothing is bound:
+  // a list that is not 16-byte aligned or that the backend cannot reach, an hca_width below
+  // ceil(context_max / 128), a length_floor other than 0 or 1, a padding_location that is neither
+  // -1 nor in all pools of the bound lists, limits under which a location does not fit in int32.
+  void bind_read_lists(PlanBufferId buffer, const ReadLists& lists);
+
+  // Views of later plans show entry 0 of this page (`Ledger::reserve_sink`) where a step closes no
+  // entry, instead of the padding locations of the options. For consumers that write or read every
+  // location they are given. Captured graphs keep what they captured: call it before.
+  void use_sink(PageId page);
+
   // Carries one update out, in stream order. Updates arrive in the order of their ids; padding
   // updates at any time. UsageError: out of order, foreign limits, a stream that is capturing.
   void apply(const StepUpdate& update, StreamView stream);
@@ -145,6 +168,9 @@ class DeviceCache {
   EntryPool indexer_pages(LayerId layer) const;
   const float* csa_state(LayerId layer) const;      // [seats, csa_ring_tokens, 2048]
   const float* indexer_state(LayerId layer) const;  // [seats, csa_ring_tokens, 512]
+  EntryPool hca_pages(LayerId layer) const;
+  const float* hca_state(LayerId layer) const;  // [seats, hca_banks, 3, 512]: m, z, a
+  std::int64_t hca_banks() const;
   std::int64_t csa_ring_tokens() const;
   std::int64_t window_ring_tokens() const;
 

@@ -1,11 +1,12 @@
 // What a DeviceCache holds. Internal: shared by the sources of the class, not installed.
 #pragma once
 
+#include <quire/cache/memory_layout.h>
 #include <quire/planner/plan.h>
 #include <quire/planner/plan_rule.h>
+#include <quire/runtime/base/errors.h>
 #include <quire/runtime/base/ids.h>
 #include <quire/runtime/device_cache.h>
-#include <quire/runtime/memory_layout.h>
 #include <quire/runtime/owners.h>
 
 #include <cstddef>
@@ -46,6 +47,8 @@ struct LayerState {
   EntryPool indexer_pages;
   float* csa_state = nullptr;
   float* indexer_state = nullptr;
+  EntryPool hca_pages;
+  float* hca_state = nullptr;
 };
 
 struct DeviceCache::State {
@@ -73,8 +76,14 @@ struct DeviceCache::State {
   std::string broken;  // why every later call is refused
 
   void check_usable() const;
+  template <class... Parts>
+  void log(LogLevel level, const Parts&... parts) const {
+    if (options.log != nullptr) options.log->log(level, concat(parts...));
+  }
   std::size_t index_of(LayerId layer) const;
   std::size_t index_of(PlanBufferId buffer) const;
+  const LayerState& csa_layer(LayerId layer) const;  // UsageError where the kind is another
+  const LayerState& hca_layer(LayerId layer) const;
   void clear(StreamView on);
   // The shape that later work of the visit has. UsageError that says what must be called first.
   StepShape planned_shape(PlanBufferId buffer, const char* call) const;

@@ -14,16 +14,17 @@ namespace {
 constexpr std::uint8_t kWindowBit = 1;
 constexpr std::uint8_t kCsaBit = 2;
 constexpr std::uint8_t kIndexerBit = 4;
+constexpr std::uint8_t kHcaBit = 8;
 
 bool aligned(const void* pointer, std::uintptr_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
-void check_bound_pointer(const Backend& backend, LayerId layer, const char* name,
+void check_bound_pointer(const Backend& backend, LayerId layer, LayerKind kind, const char* name,
                          const float* pointer, bool needed) {
   if (pointer == nullptr) {
-    QUIRE_CHECK(!needed, "layer ", layer.value, " is of kind csa: LayerBinding::", name,
-                " is null, but the kind needs it");
+    QUIRE_CHECK(!needed, "layer ", layer.value, " is of kind ", name_of(kind),
+                ": LayerBinding::", name, " is null, but the kind needs it");
     return;
   }
   QUIRE_CHECK(aligned(pointer, 16), "layer ", layer.value, ": LayerBinding::", name, " at ",
@@ -66,10 +67,23 @@ CsaPart make_csa_part(const InputRows& rows, const LayerBinding& binding, const 
   return part;
 }
 
-// Capacity of the compact list for this shape; decode shapes have one record per token instead.
-std::int32_t csa_entry_capacity(StepShape shape) {
+HcaPart make_hca_part(const InputRows& rows, const LayerBinding& binding, const LayerState& layer,
+                      std::int64_t banks) {
+  HcaPart part;
+  if (rows.data == nullptr) return part;
+  part.rows = rows;
+  part.bias = binding.hca_bias;
+  part.norm_weight = binding.hca_norm;
+  part.state = layer.hca_state;
+  part.banks = static_cast<std::int32_t>(banks);
+  part.pages = layer.hca_pages;
+  return part;
+}
+
+// Capacity of a compact list for this shape; decode shapes have one record per token instead.
+std::int32_t entry_capacity(CompressionRule rule, StepShape shape) {
   if (shape.is_decode()) return 0;
-  return static_cast<std::int32_t>(compress_capacity(kCsaRule, shape.rows, shape.tokens));
+  return static_cast<std::int32_t>(compress_capacity(rule, shape.rows, shape.tokens));
 }
 
 }  // namespace
@@ -78,15 +92,19 @@ void DeviceCache::bind_layer(LayerId layer, const LayerBinding& binding) {
   State& state = *state_;
   state.check_usable();
   const std::size_t index = state.index_of(layer);
-  const bool csa = state.spec.layers[index] == LayerKind::kCsa;
+  const LayerKind kind = state.spec.layers[index];
+  const bool csa = kind == LayerKind::kCsa;
+  const bool hca = kind == LayerKind::kHca;
   const auto check = [&](const char* name, const float* pointer, bool needed) {
-    check_bound_pointer(state.backend, layer, name, pointer, needed);
+    check_bound_pointer(state.backend, layer, kind, name, pointer, needed);
   };
   check("window_norm", binding.window_norm, false);
   check("csa_bias", binding.csa_bias, csa);
   check("csa_norm", binding.csa_norm, csa);
   check("indexer_bias", binding.indexer_bias, csa);
   check("indexer_norm", binding.indexer_norm, csa);
+  check("hca_bias", binding.hca_bias, hca);
+  check("hca_norm", binding.hca_norm, hca);
   state.layers[index].binding = binding;
 }
 
@@ -103,6 +121,15 @@ void DeviceCache::bind_rope(RopeGroup group, const RopeTable& table) {
               state.limits.context_max);
   state.backend.check_memory(table.values, "RopeTable::values");
   state.rope[index] = table;
+}
+
+void DeviceCache::use_sink(PageId page) {
+  State& state = *state_;
+  state.check_usable();
+  QUIRE_CHECK(page.value >= 0 && page.value < state.limits.pages, "use_sink: page ", page.value,
+              " does not exist; pages are 0 to ", state.limits.pages - 1);
+  state.geometry.padding_csa_location = std::int64_t{page.value} * kCsaPageEntries;
+  state.geometry.padding_hca_location = std::int64_t{page.value} * kHcaPageEntries;
 }
 
 void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
@@ -127,6 +154,7 @@ void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
     if (launched) {
       state.broken =
           concat("half of the update of step ", update.id(), " was applied: ", error.what());
+      state.log(LogLevel::kError, state.broken);
     }
     throw;
   }
@@ -152,7 +180,8 @@ void DeviceCache::enqueue_plan(PlanBufferId id, StreamView stream) {
   params.geometry = state.geometry;
   params.table = state.table;
   params.plan = buffer.plan;
-  params.csa_entry_capacity = csa_entry_capacity(params.shape);
+  params.csa_entry_capacity = entry_capacity(kCsaRule, params.shape);
+  params.hca_entry_capacity = entry_capacity(kHcaRule, params.shape);
   state.backend.plan(params, stream);
 
   buffer.start_visit();
@@ -188,28 +217,29 @@ Pdl effective_pdl(const PlanBufferState& buffer, StepShape shape, StreamView str
 }
 
 struct ResolvedInputs {
-  InputRows window, csa, indexer;
+  InputRows window, csa, indexer, hca;
   std::uint8_t parts = 0;
 };
 
 ResolvedInputs resolve_inputs(const AppendInputs& inputs, const LayerBinding& binding,
                               LayerKind kind, LayerId layer) {
-  QUIRE_CHECK(inputs.hca.data == nullptr,
-              "AppendInputs::hca: HCA layers are not supported yet, they come with the next "
-              "release");
-  QUIRE_CHECK(kind == LayerKind::kCsa || inputs.csa.data == nullptr, "AppendInputs::csa: layer ",
-              layer.value, " is of kind ", name_of(kind), ", which has no such part");
-  QUIRE_CHECK(kind == LayerKind::kCsa || inputs.indexer.data == nullptr,
-              "AppendInputs::indexer: layer ", layer.value, " is of kind ", name_of(kind),
-              ", which has no such part");
+  const auto check_kind = [&](const AppendInputs::Rows& rows, LayerKind needed, const char* part) {
+    QUIRE_CHECK(kind == needed || rows.data == nullptr, "AppendInputs::", part, ": layer ",
+                layer.value, " is of kind ", name_of(kind), ", which has no such part");
+  };
+  check_kind(inputs.csa, LayerKind::kCsa, "csa");
+  check_kind(inputs.indexer, LayerKind::kCsa, "indexer");
+  check_kind(inputs.hca, LayerKind::kHca, "hca");
   ResolvedInputs resolved;
   resolved.window = resolve_rows(inputs.window, binding.window_rows, kHeadDim, "window");
   resolved.csa = resolve_rows(inputs.csa, binding.compressor_rows, 4 * kHeadDim, "csa");
   resolved.indexer =
       resolve_rows(inputs.indexer, binding.compressor_rows, 4 * kIndexerDim, "indexer");
+  resolved.hca = resolve_rows(inputs.hca, binding.compressor_rows, 2 * kHeadDim, "hca");
   if (resolved.window.data != nullptr) resolved.parts |= kWindowBit;
   if (resolved.csa.data != nullptr) resolved.parts |= kCsaBit;
   if (resolved.indexer.data != nullptr) resolved.parts |= kIndexerBit;
+  if (resolved.hca.data != nullptr) resolved.parts |= kHcaBit;
   return resolved;
 }
 
@@ -236,7 +266,7 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
               layer.value);
   PlanBufferState& buffer = state.buffers[state.index_of(id)];
   if (state.options.checked) {
-    for (const InputRows* part : {&rows.window, &rows.csa, &rows.indexer}) {
+    for (const InputRows* part : {&rows.window, &rows.csa, &rows.indexer, &rows.hca}) {
       if (part->data != nullptr) state.backend.check_memory(part->data, "AppendInputs");
     }
     QUIRE_CHECK(!buffer.has_long_rows || (buffer.appended_parts[index] & rows.parts) == 0,
@@ -253,7 +283,9 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
   params.rows = buffer.plan.rows;
   params.tokens = buffer.plan.tokens;
   params.csa_entries = buffer.plan.csa_entries;
-  params.csa_entry_capacity = csa_entry_capacity(shape);
+  params.csa_entry_capacity = entry_capacity(kCsaRule, shape);
+  params.hca_entries = buffer.plan.hca_entries;
+  params.hca_entry_capacity = entry_capacity(kHcaRule, shape);
   params.window.rows = rows.window;
   params.window.norm_weight = binding.window_norm;
   params.window.ring = of_layer.window_ring;
@@ -264,6 +296,7 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
   params.indexer =
       make_csa_part(rows.indexer, binding, binding.indexer_bias, binding.indexer_norm,
                     of_layer.indexer_state, state.layout.csa_ring_tokens, of_layer.indexer_pages);
+  params.hca = make_hca_part(rows.hca, binding, of_layer, state.limits.hca_banks());
   params.rope = *rope;
   params.norm_eps = state.options.norm_eps;
   params.scale_floor = state.options.scale_floor;

@@ -78,6 +78,9 @@ class SpyBackend final : public Backend {
   void plan_records(const RecordPlanParams&, StreamView) override {}
   void compress_c4_decode(const CompressC4DecodeParams&, Pdl, StreamView) override {}
   void compress_c4_prefill(const CompressC4PrefillParams&, Pdl, StreamView) override {}
+  void translate_picks(const TranslatePicksParams&, Pdl, StreamView) override {}
+  void gather_main(const GatherMainParams&, Pdl, StreamView) override {}
+  void gather_indexer(const GatherIndexerParams&, Pdl, StreamView) override {}
   void store_flashmla(const StoreParams&, Pdl, StreamView) override {}
   void store_indexer(const StoreParams&, Pdl, StreamView) override {}
 

@@ -96,11 +96,14 @@ TEST_CASE("the scan sees the sources") {
 }
 
 TEST_CASE("cache includes itself, runtime/base and the device cache's interface only") {
+  // And a JSON parser, where a model's config is read.
   CHECK(violations([](const Include& include) {
           if (!include.file.starts_with("cache/")) return true;
+          const bool reads_json = include.file == "cache/hf_config.cpp";
           return is_standard(include.header) ||
                  starts_with_any(include.header, {"quire/cache/", "quire/runtime/base/"}) ||
-                 include.header == "quire/runtime/device_cache.h";
+                 include.header == "quire/runtime/device_cache.h" ||
+                 (reads_json && include.header == "nlohmann/json.hpp");
         }) == "");
 }
 

@@ -17,6 +17,7 @@ using namespace quire::test;
 
 TestEngineOptions small_engine(std::int64_t seats, std::int64_t context) {
   TestEngineOptions options;
+  options.spec.layers = {LayerKind::kCsa, LayerKind::kHca};
   options.limits.seats_max = seats;
   options.limits.pages = seats * ceil_div(context, kPageTokens);
   options.limits.rows_max = seats;
@@ -122,6 +123,29 @@ TEST_CASE("200 seeded chunkings of each length 500 to 520 give the same bytes") 
     std::vector<std::vector<std::int32_t>> chunkings;
     for (std::uint32_t i = 0; i < 200; ++i) {
       constexpr std::int32_t kMost[4] = {40, 130, 260, 520};
+      chunkings.push_back(random_chunks(kSeed + i * 1024 + static_cast<std::uint32_t>(tokens),
+                                        tokens, kMost[i % 4]));
+    }
+    check_chunkings(engine, chunkings, tokens, expected);
+  }
+}
+
+// Where an HCA window ends, an entry is stored and the fold begins anew.
+TEST_CASE("60 seeded chunkings of lengths around the ends of HCA windows give the same bytes") {
+  constexpr std::uint32_t kSeed = 128;
+  MESSAGE("seed " << kSeed);
+  TestEngineOptions options = small_engine(60, 520);
+  options.limits.tokens_max = 60 * 520;
+  options.limits.draft_max = 3;
+  options.spec.layers = {LayerKind::kHca};
+  TestEngine engine(test_backend(), options);
+  engine.poison();
+  for (const std::int32_t tokens :
+       {126, 127, 128, 129, 130, 255, 256, 257, 383, 384, 385, 511, 512, 513, 520}) {
+    const auto expected = one_shot(engine, 0, tokens);
+    std::vector<std::vector<std::int32_t>> chunkings;
+    for (std::uint32_t i = 0; i < 60; ++i) {
+      constexpr std::int32_t kMost[4] = {6, 40, 130, 300};
       chunkings.push_back(random_chunks(kSeed + i * 1024 + static_cast<std::uint32_t>(tokens),
                                         tokens, kMost[i % 4]));
     }
@@ -286,7 +310,7 @@ TEST_CASE("host and this backend hold the same bytes, also of NaN, infinities, -
         options.window_normed = normed;
         options.bias_order = normed ? BiasOrder::kCheckpoint : BiasOrder::kKernel;
         options.contents = 4;
-        options.spec.layers = {LayerKind::kSliding, LayerKind::kCsa, LayerKind::kCsa};
+        options.spec.layers = {LayerKind::kSliding, LayerKind::kCsa, LayerKind::kHca};
         const auto run = [&](Backend& backend) {
           TestEngine engine(backend, options);
           std::vector<std::vector<std::byte>> bytes;
@@ -308,6 +332,34 @@ TEST_CASE("host and this backend hold the same bytes, also of NaN, infinities, -
         CHECK(same);
       }
     }
+  }
+}
+
+TEST_CASE("the 43 layers of V4-Flash: one chunk, many, and replayed decode steps agree") {
+  TestEngineOptions options = small_engine(2, 146);
+  options.spec.layers.assign(2, LayerKind::kSliding);
+  for (int i = 0; i < 41; ++i) {
+    options.spec.layers.push_back(i % 2 == 0 ? LayerKind::kCsa : LayerKind::kHca);
+  }
+  REQUIRE(options.spec.count(LayerKind::kCsa) == 21);
+  REQUIRE(options.spec.count(LayerKind::kHca) == 20);
+  options.limits.draft_max = 1;
+  options.limits.tokens_max = 160;
+  TestEngine engine(test_backend(), options);
+  engine.poison();
+  const auto expected = one_shot(engine, 0, 146);
+  for (const bool replayed : {false, true}) {
+    CAPTURE(replayed);
+    const RequestId request = engine.admit(0, 146);
+    for (const std::int32_t chunk : {1, 60, 2, 77}) engine.ragged_step({{request, chunk}});
+    for (int i = 0; i < 6; ++i) {
+      const std::vector<StepRow> rows{{request, 1}};
+      replayed ? engine.replay_step(rows, StepShape::decode(2))
+               : engine.step(rows, StepShape::decode(2), Run::kTwiceBeforeCommit);
+    }
+    const bool same = engine.live_bytes(request) == expected;
+    CHECK(same);
+    engine.release(request);
   }
 }
 

@@ -2,8 +2,8 @@
 // SPEC 3.4, 3.5 and DESIGN 8 give them, totals equal to what is asked of the pool.
 #include <doctest/doctest.h>
 #include <quire/cache/entry_layout.h>
+#include <quire/cache/memory_layout.h>
 #include <quire/runtime/base/errors.h>
-#include <quire/runtime/memory_layout.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -259,7 +259,7 @@ TEST_CASE("random tables, updates, shapes and outcomes give the reference's byte
   MESSAGE("seed " << seed);
   Random random(seed);
   constexpr std::int32_t kSeats = 40, kCells = 12;
-  const PlanSizes sizes{kSeats, kCells, 24, 1500, 420};
+  const PlanSizes sizes{kSeats, kCells, 24, 1500, 420, 40};
   PlanPair pair(sizes);
   pair.geometry.padding_hca_location = 999;
   const auto random_shape = [&] {

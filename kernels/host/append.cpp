@@ -1,24 +1,17 @@
-// All cache work of one layer on the host: window entries into ring and scratch, pooled CSA and
-// indexer entries into their pages, raw rows into the state ring (DESIGN 4, SPEC 1 and 3).
+// All cache work of one layer on the host: window entries into ring and scratch, pooled entries
+// into their pages, raw rows and folds into the seats (DESIGN 4, SPEC 1 to 3).
 //
 // Two phases, for every shape: first all entries, which read state and ring, then the seats. So the
 // order of tokens inside a phase does not matter.
 #include <quire/kernels/host/entry.h>
 #include <quire/kernels/host/float_environment.h>
+#include <quire/kernels/host/hca.h>
 #include <quire/kernels/host/operations.h>
 
 #include <cstring>
 
-#include <quire/kernels/exact_math.h>
-
 namespace quire::host {
 namespace {
-
-void report_nonfinite(const AppendParams& params, std::int32_t tiles, std::int32_t seat) {
-  if (tiles == 0 || params.report == nullptr) return;
-  params.report->nonfinite_tiles += tiles;
-  params.report->first_failing_seat = min_of(params.report->first_failing_seat, seat);
-}
 
 void copy_main_entry(const EntryPool& from, std::int64_t source, const EntryPool& to,
                      std::int64_t target) {
@@ -43,7 +36,7 @@ void append_window_entry(const AppendParams& params, std::int64_t token) {
   rotate_tail(entry, kHeadDim, params.rope, record.position);
   const std::int32_t tiles = store_main_entry(entry, to_scratch ? part.scratch : part.ring,
                                               location, params.scale_floor);
-  report_nonfinite(params, tiles, record.seat);
+  report_nonfinite(params.report, tiles, record.seat);
 }
 
 void copy_older_window(const AppendParams& params, const BatchRowRecord& row,
@@ -93,7 +86,7 @@ void append_csa_entry(const AppendParams& params, const CsaPart& part, std::int6
     if (params.hadamard) hadamard(entry);
     tiles = store_indexer_entry(entry, part.pages, record.csa_location, params.scale_floor);
   }
-  report_nonfinite(params, tiles, record.seat);
+  report_nonfinite(params.report, tiles, record.seat);
 }
 
 void append_entries(const AppendParams& params) {
@@ -153,7 +146,9 @@ void write_seats(const AppendParams& params) {
 void append(const AppendParams& params) {
   const FloatEnvironment environment;
   append_entries(params);
+  if (params.hca.rows.data != nullptr) append_hca_entries(params);
   write_seats(params);
+  if (params.hca.rows.data != nullptr) keep_hca_folds(params);
 }
 
 }  // namespace quire::host

@@ -91,6 +91,16 @@ void fold_entries(const ChannelFolds& folds, std::int64_t channels, float* entry
   }
 }
 
+void fold_hca_row(ChannelFolds& folds, SourceRow row, const float* bias, std::int32_t position) {
+  float value[kHeadDim];
+  float score[kHeadDim];
+  widen(row, 0, kHeadDim, value);
+  widen(row, kHeadDim, kHeadDim, score);
+  const std::int32_t place = position % kHcaRule.ratio;
+  (place == 0 ? fold_first_row : fold_next_row)(folds, kHeadDim, score, bias + place * kHeadDim,
+                                                value);
+}
+
 void pool_c4(std::int64_t d, const SourceRow (&rows)[kC4Rows],
              const float* const (&biases)[kC4Rows], float* entry) {
   ChannelFolds folds;
@@ -199,6 +209,12 @@ std::int32_t store_indexer_entry(const float* entry, const EntryPool& pool, std:
   std::memcpy(pool.indexer_values(location), values, sizeof values);
   std::memcpy(pool.indexer_scale(location), &scale, sizeof scale);
   return all_finite(entry, kIndexerDim) ? 0 : 1;
+}
+
+void report_nonfinite(DeviceReport* report, std::int32_t tiles, std::int32_t seat) {
+  if (tiles == 0 || report == nullptr) return;
+  report->nonfinite_tiles += tiles;
+  report->first_failing_seat = min_of(report->first_failing_seat, seat);
 }
 
 }  // namespace quire::host

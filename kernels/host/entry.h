@@ -40,6 +40,10 @@ void fold_next_row(ChannelFolds& folds, std::int64_t channels, const float* scor
                    const float* bias, const float* value);
 void fold_entries(const ChannelFolds& folds, std::int64_t channels, float* entry);
 
+// One token's row of an HCA layer, `kv, score` of 512 channels each: starts the folds where the
+// position begins a pooling window, continues them elsewhere (SPEC 2.1, 3.7). bias: [128, 512].
+void fold_hca_row(ChannelFolds& folds, SourceRow row, const float* bias, std::int32_t position);
+
 // One CSA entry of `d` channels from its eight token rows of width 4d (SPEC 1.1, 1.3). Rows 0..3
 // without data are absent, as in the first window. biases[i]: [d].
 void pool_c4(std::int64_t d, const SourceRow (&rows)[kC4Rows],
@@ -69,5 +73,8 @@ std::int32_t store_main_entry(const float* entry, const EntryPool& pool, std::in
 // Quantises 128 channels from fp32 and stores them. Returns 1 where one is NaN or infinite, else 0.
 std::int32_t store_indexer_entry(const float* entry, const EntryPool& pool, std::int64_t location,
                                  float scale_floor);
+
+// Counts what the two above returned. `report` is nullable.
+void report_nonfinite(DeviceReport* report, std::int32_t tiles, std::int32_t seat);
 
 }  // namespace quire::host

@@ -18,4 +18,9 @@ void compress_c4_prefill(const CompressC4PrefillParams& params);
 void store_flashmla(const StoreParams& params);
 void store_indexer(const StoreParams& params);
 
+// The read side (docs/READ_SIDE.md).
+void translate_picks(const TranslatePicksParams& params);
+void gather_main(const GatherMainParams& params);
+void gather_indexer(const GatherIndexerParams& params);
+
 }  // namespace quire::host

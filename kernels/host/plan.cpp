@@ -47,12 +47,20 @@ void plan_decode(const PlanParams& params, bool same_shape) {
   params.plan.views.cu_extend[shape.rows] = shape.rows * shape.tokens_per_row;
   params.plan.header->short_rows = shape.rows;
   params.plan.header->csa_entries = 0;
+  params.plan.header->hca_entries = 0;
+}
+
+// Pads a compact list behind its entries; returns how many of them it holds.
+std::int32_t pad_entries(PlanRecord* list, std::int32_t entries, std::int32_t capacity) {
+  const std::int32_t held = std::min(entries, capacity);
+  std::fill(list + held, list + capacity, kPaddingRecord);
+  return held;
 }
 
 void plan_ragged(const PlanParams& params, bool same_shape) {
   const StepShape& shape = params.shape;
   std::int64_t before = 0;
-  std::int32_t csa_entries = 0;
+  EntryCounts entries;
   std::int32_t short_rows = shape.rows;
   for (std::int32_t r = 0; r < shape.rows; ++r) {
     const AppliedRow applied = applied_row(params.plan, same_shape, r);
@@ -61,21 +69,58 @@ void plan_ragged(const PlanParams& params, bool same_shape) {
     before += applied.tokens;
     const std::int32_t end = ragged_first_token(params, before);
     for (std::int32_t token = row.first_token; token < end; ++token) {
-      write_ragged_token(params, token, r, row, csa_entries);
+      write_ragged_token(params, token, r, row, entries);
     }
-    csa_entries += csa_entries_of(row);
+    entries = entries + entries_closed_by(row);
     if (!is_short(params.geometry, applied.tokens)) short_rows = std::min(short_rows, r);
   }
   const std::int32_t tokens = ragged_first_token(params, before);
   for (std::int32_t token = tokens; token < shape.tokens; ++token) {
     write_token(params, token, inert_token());
   }
-  csa_entries = std::min(csa_entries, params.csa_entry_capacity);
-  std::fill(params.plan.csa_entries + csa_entries,
-            params.plan.csa_entries + params.csa_entry_capacity, kPaddingRecord);
   params.plan.views.cu_extend[shape.rows] = tokens;
   params.plan.header->short_rows = short_rows;
-  params.plan.header->csa_entries = csa_entries;
+  params.plan.header->csa_entries =
+      pad_entries(params.plan.csa_entries, entries.csa, params.csa_entry_capacity);
+  params.plan.header->hca_entries =
+      pad_entries(params.plan.hca_entries, entries.hca, params.hca_entry_capacity);
+}
+
+void write_window_list(const PlanParams& params, std::int32_t token, const BatchRowRecord& row,
+                       std::int32_t batch_row, std::int32_t j) {
+  const ReadLists& read = params.plan.read;
+  if (read.window_locations == nullptr) return;
+  std::int32_t* list = read.window_locations + std::int64_t{token} * kWindowListWidth;
+  for (std::int32_t i = 0; i < kWindowListWidth; ++i) {
+    list[i] = window_read_location(params.geometry, row, batch_row, j, i, read.padding_location);
+  }
+}
+
+void write_hca_list(const PlanParams& params, std::int64_t list, const BatchRowRecord& row,
+                    std::int32_t entries) {
+  const ReadLists& read = params.plan.read;
+  if (read.hca_locations == nullptr) return;
+  for (std::int64_t e = 0; e < read.hca_width; ++e) {
+    read.hca_locations[list * read.hca_width + e] = hca_read_location(params, row, entries, e);
+  }
+}
+
+// After the records: the lists follow from them.
+void write_read_lists(const PlanParams& params) {
+  const bool decode = params.shape.is_decode();
+  const std::int32_t* cu_extend = params.plan.views.cu_extend;
+  for (std::int32_t r = 0; r < params.shape.rows; ++r) {
+    const BatchRowRecord& row = params.plan.rows[r];
+    for (std::int32_t token = cu_extend[r]; token < cu_extend[r + 1]; ++token) {
+      const std::int32_t j = token - row.first_token;
+      write_window_list(params, token, row, r, j);
+      if (decode) write_hca_list(params, token, row, hca_entries_at(row, j));
+    }
+    if (!decode) write_hca_list(params, r, row, hca_entries_after(row));
+  }
+  for (std::int32_t token = cu_extend[params.shape.rows]; token < params.shape.tokens; ++token) {
+    write_window_list(params, token, no_batch_row(), -1, 0);
+  }
 }
 
 }  // namespace
@@ -96,6 +141,7 @@ void plan(const PlanParams& params) {
   } else {
     plan_ragged(params, same_shape);
   }
+  write_read_lists(params);
   header.steps_at_plan = header.steps_left;
 }
 

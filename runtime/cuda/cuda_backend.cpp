@@ -10,6 +10,7 @@
 #include <quire/kernels/append.h>
 #include <quire/kernels/compress_c4.h>
 #include <quire/kernels/known_answers_launch.h>
+#include <quire/kernels/read_side.h>
 #include <quire/kernels/store.h>
 #include <quire/planner/device_planner.h>
 #include <quire/runtime/backend.h>
@@ -25,10 +26,6 @@ namespace {
 using cuda::CudaGraph;
 using cuda::DeviceGuard;
 using cuda::ignore;
-
-// Pools grow in steps of this size: a maximum that is no multiple of it would refuse the last bytes
-// of the budget.
-constexpr std::int64_t kPoolGranularity = std::int64_t{32} << 20;
 
 struct CudaPool {
   cudaMemPool_t pool = nullptr;
@@ -139,6 +136,18 @@ class CudaBackend final : public Backend {
   void store_indexer(const StoreParams& params, Pdl pdl, StreamView stream) override {
     const DeviceGuard guard(device_);
     cuda::launch_store_indexer(params, pdl, checked(stream));
+  }
+  void translate_picks(const TranslatePicksParams& params, Pdl pdl, StreamView stream) override {
+    const DeviceGuard guard(device_);
+    cuda::launch_translate_picks(params, pdl, checked(stream));
+  }
+  void gather_main(const GatherMainParams& params, Pdl pdl, StreamView stream) override {
+    const DeviceGuard guard(device_);
+    cuda::launch_gather_main(params, pdl, checked(stream));
+  }
+  void gather_indexer(const GatherIndexerParams& params, Pdl pdl, StreamView stream) override {
+    const DeviceGuard guard(device_);
+    cuda::launch_gather_indexer(params, pdl, checked(stream));
   }
 
  private:
@@ -255,7 +264,7 @@ void* CudaBackend::make_pool(std::int64_t budget_bytes) {
   QUIRE_CHECK(budget_bytes > 0, "a pool's budget must be positive, got ", budget_bytes, " bytes");
   const DeviceGuard guard(device_);
   auto made = std::make_unique<CudaPool>();
-  made->budget = round_up(budget_bytes, kPoolGranularity);
+  made->budget = round_up(budget_bytes, kCudaPoolGranularityBytes);
   cudaMemPoolProps props{};
   props.allocType = cudaMemAllocationTypePinned;
   props.handleTypes = cudaMemHandleTypeNone;  // exportable pools cannot be trimmed
@@ -339,6 +348,7 @@ void CudaBackend::load_kernels() {
   cuda::load_append_kernels();
   cuda::load_compress_c4_kernels();
   cuda::load_store_kernels();
+  cuda::load_read_side_kernels();
   cuda::load_known_answers_kernel();
   cuda::load_planner_kernels();
 }

@@ -3,6 +3,7 @@
 //
 // Events count their records. A record that is dropped, because a task before it failed, still
 // completes: waits and joins end, and the failure comes out of the stream's own wait.
+#include <quire/kernels/gather.h>
 #include <quire/kernels/host/operations.h>
 #include <quire/kernels/known_answers.h>
 #include <quire/runtime/backend.h>
@@ -144,6 +145,18 @@ class HostBackend final : public Backend {
   }
   void store_indexer(const StoreParams& params, Pdl, StreamView stream) override {
     host_stream(stream).enqueue([params] { host::store_indexer(params); });
+  }
+  void translate_picks(const TranslatePicksParams& params, Pdl, StreamView stream) override {
+    check(params);
+    host_stream(stream).enqueue([params] { host::translate_picks(params); });
+  }
+  void gather_main(const GatherMainParams& params, Pdl, StreamView stream) override {
+    check(params);
+    host_stream(stream).enqueue([params] { host::gather_main(params); });
+  }
+  void gather_indexer(const GatherIndexerParams& params, Pdl, StreamView stream) override {
+    check(params);
+    host_stream(stream).enqueue([params] { host::gather_indexer(params); });
   }
 
  private:

@@ -26,8 +26,7 @@ constexpr PlanBufferId kBuffer(0);
 
 TestEngineOptions engine_options(Pdl pdl = Pdl::kPrologue) {
   TestEngineOptions options;
-  options.spec.layers = {LayerKind::kSliding, LayerKind::kCsa, LayerKind::kCsa,
-                         LayerKind::kSliding};
+  options.spec.layers = {LayerKind::kSliding, LayerKind::kCsa, LayerKind::kHca, LayerKind::kCsa};
   options.limits.seats_max = 8;
   options.limits.pages = 64;
   options.limits.rows_max = 8;
@@ -205,9 +204,9 @@ struct ProducerParams {
   Manners manners;
   const std::int32_t* positions;        // [tokens]
   const std::int32_t* token_batch_row;  // [tokens]
-  const std::byte* bank[3];
-  std::byte* input[3];
-  std::int64_t row_bytes[3];  // multiples of 16
+  const std::byte* bank[4];
+  std::byte* input[4];
+  std::int64_t row_bytes[4];  // multiples of 16
 };
 
 __device__ void sleep_us(int microseconds) {
@@ -225,7 +224,7 @@ __global__ void producer_kernel(const __grid_constant__ ProducerParams params) {
   if (!params.manners.trigger_first) cuda::pdl_trigger();
   const int token = static_cast<int>(blockIdx.x);
   const bool live = params.token_batch_row[token] >= 0;
-  for (int part = 0; part < 3; ++part) {
+  for (int part = 0; part < 4; ++part) {
     if (params.input[part] == nullptr) continue;
     const std::int64_t words = params.row_bytes[part] / 16;
     const auto* from = reinterpret_cast<const uint4*>(params.bank[part]) +
@@ -305,9 +304,9 @@ class PdlEngine {
     const ProducerParams params{producer_,
                                 views.positions,
                                 views.token_batch_row,
-                                {rows.window_bank, rows.csa_bank, rows.indexer_bank},
-                                {rows.window, rows.csa, rows.indexer},
-                                {1024, 8192, 2048}};
+                                {rows.window_bank, rows.csa_bank, rows.indexer_bank, rows.hca_bank},
+                                {rows.window, rows.csa, rows.indexer, rows.hca},
+                                {1024, 8192, 2048, 4096}};
     cuda::launch(producer_kernel, dim3(static_cast<unsigned>(shape.tokens)), dim3(128), 0,
                  engine_.stream().view().cuda(), producer_.programmatic, params);
   }

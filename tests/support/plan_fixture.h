@@ -24,7 +24,8 @@ struct PlanSizes {
   std::int64_t cells = 0;  // of one seat's page table, and of one page table row
   std::int64_t rows = 0;   // batch rows
   std::int64_t tokens = 0;
-  std::int64_t csa_entries = 0;  // capacity of the compact list
+  std::int64_t csa_entries = 0;  // capacity of the compact lists
+  std::int64_t hca_entries = 0;
 };
 
 // Where everything is, for a block that begins at `base`; null: for sizes and offsets alone.
@@ -59,6 +60,7 @@ struct PlanPlaces {
     put(plan.rows, sizes.rows, "rows");
     put(plan.tokens, sizes.tokens, "tokens");
     put(plan.csa_entries, sizes.csa_entries, "csa_entries");
+    put(plan.hca_entries, sizes.hca_entries, "hca_entries");
     PlanViews& views = plan.views;
     put(views.positions, sizes.tokens, "views.positions");
     put(views.token_batch_row, sizes.tokens, "views.token_batch_row");
@@ -78,6 +80,7 @@ struct PlanPlaces {
     put(views.page_table, sizes.rows * sizes.cells, "views.page_table");
     views.page_table_stride = sizes.cells;
     put(plan.row_csa_base, sizes.rows, "row_csa_base");
+    put(plan.row_hca_base, sizes.rows, "row_hca_base");
   }
 };
 
@@ -126,7 +129,8 @@ inline std::string difference(const PlanImage& a, const PlanImage& b,
     const PlanPlaces::Region& region = places.regions[i];
     const std::size_t end =
         i + 1 < places.regions.size() ? places.regions[i + 1].offset : places.bytes;
-    const bool skip = region.name == std::string_view("row_csa_base") || region.name == ignored;
+    const std::string_view name = region.name;
+    const bool skip = name == "row_csa_base" || name == "row_hca_base" || name == ignored;
     if (std::memcmp(a.bytes() + region.offset, b.bytes() + region.offset, end - region.offset) ==
         0) {
       continue;

@@ -24,6 +24,10 @@ inline std::int32_t csa_capacity(StepShape shape) {
   return std::min(shape.tokens, shape.tokens / 4 + shape.rows);
 }
 
+inline std::int32_t hca_capacity(StepShape shape) {
+  return std::min(shape.tokens, shape.tokens / 128 + shape.rows);
+}
+
 // The backend's memory and the reference's image, moved by the same calls.
 class PlanPair {
  public:
@@ -78,8 +82,11 @@ class PlanPair {
   int chunks() const { return chunks_; }
 
   void enqueue_plan(StepShape shape) {
-    backend_.plan({shape, geometry, fixture_.table(), fixture_.plan(), csa_capacity(shape)},
-                  stream_);
+    PlanBuffer plan = fixture_.plan();
+    plan.read = read;
+    backend_.plan(
+        {shape, geometry, fixture_.table(), plan, csa_capacity(shape), hca_capacity(shape)},
+        stream_);
   }
   void enqueue_commit(StepShape shape, bool use_kept = false, bool use_stop = false) {
     backend_.commit({shape, fixture_.table(), fixture_.plan(), use_kept ? kept_.data() : nullptr,
@@ -87,7 +94,7 @@ class PlanPair {
                     Pdl::kOff, stream_);
   }
   void reference_plan(StepShape shape) {
-    ReferencePlanner(image_, shape, geometry, csa_capacity(shape)).run();
+    ReferencePlanner(image_, shape, geometry, csa_capacity(shape), hca_capacity(shape)).run();
   }
 
   void reference_commit(StepShape shape, const std::vector<std::int32_t>& kept = {},
@@ -114,6 +121,7 @@ class PlanPair {
   }
 
   PlanGeometry geometry{192, 3, 64, 2, -1, -1, -1, -1};  // window ring for 3 drafts
+  ReadLists read;                                        // in the caller's memory
 
  private:
   static Limits limits_of(const PlanSizes& sizes) {
@@ -137,7 +145,8 @@ class PlanPair {
 };
 
 inline PlanSizes sizes_for(std::int64_t seats, std::int64_t cells, StepShape shape) {
-  return {seats, cells, shape.rows, shape.tokens, csa_capacity(shape) + 3};
+  return {seats, cells, shape.rows, shape.tokens, csa_capacity(shape) + 3,
+          hca_capacity(shape) + 3};
 }
 
 }  // namespace quire::test

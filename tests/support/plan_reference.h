@@ -17,7 +17,7 @@ inline void reference_apply(PlanImage& image, const StepUpdate& update) {
   const PlanPlaces at = image.places();
   const StepShape shape = update.shape();
   *at.plan.header = PlanHeader{
-      shape.rows, shape.tokens_per_row, shape.tokens, update.header().repeat, 0, 0, 0, {}};
+      shape.rows, shape.tokens_per_row, shape.tokens, update.header().repeat, 0, 0, 0, 0, {}};
   *at.plan.report = DeviceReport{0, 0, 0, 0, 0, 0, INT32_MAX, {}};
   std::fill_n(at.plan.row_seats, shape.rows, -1);
   std::fill_n(at.plan.row_tokens, shape.rows, 0);
@@ -40,8 +40,12 @@ inline void reference_apply(PlanImage& image, const StepUpdate& update) {
 class ReferencePlanner {
  public:
   ReferencePlanner(PlanImage& image, StepShape shape, const PlanGeometry& geometry,
-                   std::int32_t csa_entry_capacity)
-      : at_(image.places()), shape_(shape), geometry_(geometry), capacity_(csa_entry_capacity) {}
+                   std::int32_t csa_entry_capacity, std::int32_t hca_entry_capacity)
+      : at_(image.places()),
+        shape_(shape),
+        geometry_(geometry),
+        csa_capacity_(csa_entry_capacity),
+        hca_capacity_(hca_entry_capacity) {}
 
   void run() {
     PlanHeader& header = *at_.plan.header;
@@ -59,10 +63,14 @@ class ReferencePlanner {
     }
     at_.plan.views.cu_extend[shape_.rows] = next_token;
     header.csa_entries = decode() ? 0 : static_cast<std::int32_t>(csa_entries_.size());
+    header.hca_entries = decode() ? 0 : static_cast<std::int32_t>(hca_entries_.size());
     header.steps_at_plan = header.steps_left;
     if (decode()) return;
-    csa_entries_.resize(static_cast<std::size_t>(capacity_), PlanRecord{~0u, ~0u, ~0u, ~0u});
+    const PlanRecord padding{~0u, ~0u, ~0u, ~0u};
+    csa_entries_.resize(static_cast<std::size_t>(csa_capacity_), padding);
+    hca_entries_.resize(static_cast<std::size_t>(hca_capacity_), padding);
     std::copy(csa_entries_.begin(), csa_entries_.end(), at_.plan.csa_entries);
+    std::copy(hca_entries_.begin(), hca_entries_.end(), at_.plan.hca_entries);
   }
 
  private:
@@ -143,15 +151,19 @@ class ReferencePlanner {
         record.scratch_location < 0 ? geometry_.padding_scratch_location : record.scratch_location,
         record.csa_location < 0 ? geometry_.padding_csa_location : record.csa_location,
         record.hca_location < 0 ? geometry_.padding_hca_location : record.hca_location);
-    if (p % 4 == 3) add_csa_entry(t, r, p, start);
+    if (p % 4 == 3) csa_entries_.push_back(entry(t, r, p, start, 8));
+    if (p % 128 == 127) hca_entries_.push_back(entry(t, r, p, start, 128));
   }
 
-  void add_csa_entry(std::int32_t t, std::int32_t r, std::int32_t p, std::int32_t start) {
+  // An entry that pools the last `pooled` tokens.
+  static PlanRecord entry(std::int32_t t, std::int32_t r, std::int32_t p, std::int32_t start,
+                          std::int32_t pooled) {
     std::uint32_t before_the_step = 0;
-    for (std::int32_t token = p - 7; token <= p; ++token)
+    for (std::int32_t token = p - pooled + 1; token <= p; ++token) {
       before_the_step += token < start ? 1u : 0u;
-    csa_entries_.push_back({static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(r),
-                            static_cast<std::uint32_t>(p), before_the_step});
+    }
+    return {static_cast<std::uint32_t>(t), static_cast<std::uint32_t>(r),
+            static_cast<std::uint32_t>(p), before_the_step};
   }
 
   void set_views(std::int32_t t, std::int32_t position, std::int32_t batch_row,
@@ -176,9 +188,9 @@ class ReferencePlanner {
   PlanPlaces at_;
   StepShape shape_;
   PlanGeometry geometry_;
-  std::int32_t capacity_;
+  std::int32_t csa_capacity_, hca_capacity_;
   bool same_shape_ = false;
-  std::vector<PlanRecord> csa_entries_;
+  std::vector<PlanRecord> csa_entries_, hca_entries_;
 };
 
 // Empty `kept` keeps all, empty `stop` stops none.

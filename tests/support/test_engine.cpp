@@ -11,6 +11,7 @@ constexpr PlanBufferId kBuffer(0);
 constexpr std::int64_t kWindowWidth = 512;
 constexpr std::int64_t kCsaWidth = 2048;
 constexpr std::int64_t kIndexerWidth = 512;
+constexpr std::int64_t kHcaWidth = 1024;
 
 float plain_value(std::uint32_t hash) {
   // Sum of four bytes: bell-shaped, about N(0, 1), exact in binary.
@@ -127,6 +128,12 @@ void TestEngine::make_layer(std::size_t index) {
     binding.indexer_bias = make_weights(layer, key(6), 8 * 128, 0.0f);
     binding.indexer_norm = make_weights(layer, key(7), 128, 1.0f);
   }
+  if (options_.spec.layers[index] == LayerKind::kHca) {
+    layer.hca_bank = make_bank(key(8), kHcaWidth, options_.compressor_rows);
+    layer.hca = input(kHcaWidth, options_.compressor_rows);
+    binding.hca_bias = make_weights(layer, key(9), 128 * 512, 0.0f);
+    binding.hca_norm = make_weights(layer, key(10), 512, 1.0f);
+  }
   cache_->device().bind_layer(LayerId(static_cast<std::int32_t>(index)), binding);
 }
 
@@ -172,6 +179,7 @@ void TestEngine::upload_rows(std::span<const StepRow> rows, StepShape shape) {
     place(layer.window.get(), layer.window_bank.get(), kWindowWidth, options_.window_rows);
     place(layer.csa.get(), layer.csa_bank.get(), kCsaWidth, options_.compressor_rows);
     place(layer.indexer.get(), layer.indexer_bank.get(), kIndexerWidth, options_.compressor_rows);
+    place(layer.hca.get(), layer.hca_bank.get(), kHcaWidth, options_.compressor_rows);
   }
 }
 
@@ -194,6 +202,7 @@ void TestEngine::enqueue_append(LayerId layer, StepShape, StreamView stream) {
     inputs.csa.data = rows.csa->data();
     inputs.indexer.data = rows.indexer->data();
   }
+  if (rows.hca != nullptr) inputs.hca.data = rows.hca->data();
   cache_->device().append(layer, kBuffer, inputs, stream, {options_.pdl});
 }
 
@@ -257,8 +266,8 @@ void TestEngine::ragged_step(std::vector<StepRow> rows) {
 TestEngine::RowPointers TestEngine::rows_of(LayerId layer) {
   LayerRows& rows = layers_[static_cast<std::size_t>(layer.value)];
   const auto at = [](auto& array) { return array == nullptr ? nullptr : array->data(); };
-  return {at(rows.window_bank), at(rows.csa_bank), at(rows.indexer_bank),
-          at(rows.window),      at(rows.csa),      at(rows.indexer)};
+  return {at(rows.window_bank), at(rows.csa_bank), at(rows.indexer_bank), at(rows.hca_bank),
+          at(rows.window),      at(rows.csa),      at(rows.indexer),      at(rows.hca)};
 }
 
 Snapshot TestEngine::snapshot() {
@@ -298,6 +307,23 @@ std::vector<std::byte> TestEngine::live_bytes(const Snapshot& snapshot, RequestI
           seat * device.window_ring_tokens() + p % device.window_ring_tokens();
       add(ring.main_data(at), kMainDataBytes);
       add(ring.main_scales(at), kMainScaleBytes);
+    }
+    if (options_.spec.layers[i] == LayerKind::kHca) {
+      const EntryPool entries =
+          moved(device.hca_pages(layer), device.pages_memory(), snapshot.pages);
+      for (std::int64_t e = 0; e < L / 128; ++e) {
+        const std::int64_t at = pages[static_cast<std::size_t>(e / 2)].value * std::int64_t{2} +
+                                e % 2;
+        add(entries.main_data(at), kMainDataBytes);
+        add(entries.main_scales(at), kMainScaleBytes);
+      }
+      if (L % 128 == 0) continue;
+      const std::int64_t banks = options_.limits.draft_max + 2;
+      const std::byte* base = snapshot.seats.data() +
+                              (reinterpret_cast<const std::byte*>(device.hca_state(layer)) -
+                               device.seats_memory().data());
+      add(base + (seat * banks + L % banks) * 3 * 512 * 4, 3 * 512 * 4);
+      continue;
     }
     if (options_.spec.layers[i] != LayerKind::kCsa) continue;
     const EntryPool main = moved(device.csa_pages(layer), device.pages_memory(), snapshot.pages);

@@ -83,16 +83,17 @@ class TestEngine {
   void enqueue_commit(StreamView stream);
   void finish(StepId id, std::span<const StepRow> rows);
 
-  // Banks hold `bank_tokens` input rows per content; inputs are what append reads. CSA parts are
-  // null for other layers.
+  // Banks hold `bank_tokens` input rows per content; inputs are what append reads. Parts that the
+  // layer's kind has not are null.
   struct RowPointers {
-    const std::byte *window_bank, *csa_bank, *indexer_bank;
-    std::byte *window, *csa, *indexer;
+    const std::byte *window_bank, *csa_bank, *indexer_bank, *hca_bank;
+    std::byte *window, *csa, *indexer, *hca;
   };
   RowPointers rows_of(LayerId layer);
 
   Snapshot snapshot();
-  // In canonical order: per layer the window entries, CSA and indexer entries, state rows.
+  // In canonical order: per layer the window entries, then CSA and indexer entries and state rows, or
+  // HCA entries and the fold that the next token reads.
   std::vector<std::byte> live_bytes(const Snapshot& snapshot, RequestId request) const;
   std::vector<std::byte> live_bytes(RequestId request) { return live_bytes(snapshot(), request); }
 
@@ -107,8 +108,8 @@ class TestEngine {
     std::int64_t length = 0;
   };
   struct LayerRows {
-    std::unique_ptr<DeviceArray<std::byte>> window_bank, csa_bank, indexer_bank;
-    std::unique_ptr<DeviceArray<std::byte>> window, csa, indexer;  // [tokens_max, width]
+    std::unique_ptr<DeviceArray<std::byte>> window_bank, csa_bank, indexer_bank, hca_bank;
+    std::unique_ptr<DeviceArray<std::byte>> window, csa, indexer, hca;  // [tokens_max, width]
     std::vector<std::unique_ptr<DeviceArray<float>>> weights;
   };
 

@@ -1,8 +1,9 @@
 // Where everything lies in the one arena of a device cache. The same function measures and places:
 // its total is what a pool is asked for, its offsets are what the kernels address.
 //
-//   pages       per CSA layer: CSA pages, then indexer pages (layer-major)
-//   seats       per layer: window ring; per CSA layer: state rings of both compressors
+//   pages       of a CSA layer its CSA pages, then its indexer pages; of an HCA layer its HCA pages;
+//               layer-major, or page-major: of each page all layers, before the next page
+//   seats       per layer: window ring; then state rings of both CSA compressors, or HCA banks
 //   scratch     per plan buffer: one layer's worth of window entries, shared by its layers
 //   step table  length, limit, stopped, page table
 //   plan buffers
@@ -10,13 +11,13 @@
 // Every part starts on a multiple of 256 bytes. Offsets are from the start of the arena.
 #pragma once
 
-#include <quire/cache/limits.h>
-#include <quire/cache/model_spec.h>
-#include <quire/planner/plan.h>
-#include <quire/runtime/device_cache.h>
-
+#include <cstddef>
 #include <cstdint>
 #include <vector>
+
+#include <quire/cache/limits.h>
+#include <quire/cache/model_spec.h>
+#include <quire/runtime/device_cache.h>
 
 namespace quire {
 
@@ -31,12 +32,16 @@ struct MemoryPart {
   std::int64_t end() const { return offset + bytes; }
 };
 
+// Of parts of pages, `offset` is where page 0 begins and `bytes` counts all pages, also where
+// page-major order lets those of other layers lie between them.
 struct LayerLayout {
-  MemoryPart csa_pages;      // [pages, csa_page_stride]
-  MemoryPart indexer_pages;  // [pages, indexer_page_stride]
+  MemoryPart csa_pages;      // [pages], csa_page_stride apart
+  MemoryPart indexer_pages;  // [pages], indexer_page_stride apart
   MemoryPart window_ring;    // [seats x ring / 64, page of 64 window entries]
   MemoryPart csa_state;      // [seats, csa ring, 2048] fp32
   MemoryPart indexer_state;  // [seats, csa ring, 512] fp32
+  MemoryPart hca_pages;      // [pages], hca_page_stride apart
+  MemoryPart hca_state;      // [seats, banks, 3, 512] fp32
 };
 
 struct StepTableLayout {
@@ -46,6 +51,7 @@ struct StepTableLayout {
 struct PlanBufferLayout {
   MemoryPart scratch;  // [scratch tokens / 64, page of 64 window entries], in region scratch
   MemoryPart header, report, row_seats, row_tokens, row_csa_base, rows, tokens, csa_entries;
+  MemoryPart row_hca_base, hca_entries;
   // Views.
   MemoryPart positions, token_batch_row, token_window_length, token_csa_length, token_hca_length;
   MemoryPart ring_locations, scratch_locations, csa_locations, hca_locations;
@@ -62,8 +68,11 @@ struct MemoryLayout {
   std::int64_t window_ring_tokens = 0;
   std::int64_t csa_ring_tokens = 0;
   std::int64_t window_page_bytes = 0;
+  // From one page of a layer to its next: what a page takes, or in page-major order the bytes of all
+  // layers together.
   std::int64_t csa_page_stride = 0;
   std::int64_t indexer_page_stride = 0;
+  std::int64_t hca_page_stride = 0;
   std::int64_t view_page_table_stride = 0;  // cells of one batch row in the view
 
   CacheBytes bytes() const {

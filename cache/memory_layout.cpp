@@ -1,12 +1,12 @@
 // A cursor walks the arena once; each part takes its bytes and moves it on. Products of limits and
 // strides are checked, so that no region wraps around (the limits alone stay far below 2^63).
-#include <quire/cache/entry_layout.h>
-#include <quire/planner/plan_rule.h>
-#include <quire/runtime/base/errors.h>
-#include <quire/runtime/base/integers.h>
-#include <quire/runtime/memory_layout.h>
+#include <quire/cache/memory_layout.h>
 
 #include <limits>
+
+#include <quire/cache/entry_layout.h>
+#include <quire/runtime/base/errors.h>
+#include <quire/runtime/base/integers.h>
 
 namespace quire {
 namespace {
@@ -57,22 +57,43 @@ void check_padding(const char* name, std::int64_t location, std::int64_t locatio
               location, "; supported: -1, or 0 to ", locations - 1);
 }
 
-void check_kinds(const ModelSpec& spec) {
+void place_layer_major(MemoryLayout& layout, Cursor& cursor, const ModelSpec& spec,
+                       const Limits& limits) {
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    QUIRE_CHECK(spec.layers[i] != LayerKind::kHca, "layer ", i,
-                " is of kind hca: not supported yet, it comes with the next release; supported "
-                "now: sliding, csa");
+    LayerLayout& layer = layout.layers[i];
+    if (spec.layers[i] == LayerKind::kCsa) {
+      layer.csa_pages = cursor.take("CSA pages", limits.pages, layout.csa_page_stride);
+      layer.indexer_pages = cursor.take("indexer pages", limits.pages, layout.indexer_page_stride);
+    } else if (spec.layers[i] == LayerKind::kHca) {
+      layer.hca_pages = cursor.take("HCA pages", limits.pages, layout.hca_page_stride);
+    }
   }
 }
 
-void place_pages(MemoryLayout& layout, Cursor& cursor, const ModelSpec& spec,
-                 const Limits& limits) {
+// The arena starts with the pages: where a layer's part begins in page 0 is its offset.
+void place_page_major(MemoryLayout& layout, Cursor& cursor, const ModelSpec& spec,
+                      const Limits& limits) {
+  std::int64_t at = 0;
+  const auto take = [&](std::int64_t bytes) {
+    const MemoryPart part{at, limits.pages * bytes};
+    at += bytes;
+    return part;
+  };
   for (std::size_t i = 0; i < spec.layers.size(); ++i) {
-    if (spec.layers[i] != LayerKind::kCsa) continue;
     LayerLayout& layer = layout.layers[i];
-    layer.csa_pages = cursor.take("CSA pages", limits.pages, layout.csa_page_stride);
-    layer.indexer_pages = cursor.take("indexer pages", limits.pages, layout.indexer_page_stride);
+    if (spec.layers[i] == LayerKind::kCsa) {
+      layer.csa_pages = take(layout.csa_page_stride);
+      layer.indexer_pages = take(layout.indexer_page_stride);
+    } else if (spec.layers[i] == LayerKind::kHca) {
+      layer.hca_pages = take(layout.hca_page_stride);
+    }
   }
+  // FlashMLA's rule for the page stride of a pool holds for the whole page too (SPEC 3.4).
+  const std::int64_t stride = round_up(at, kMainDataBytes);
+  cursor.take("pages of all layers", limits.pages, stride);
+  layout.csa_page_stride = stride;
+  layout.indexer_page_stride = stride;
+  layout.hca_page_stride = stride;
 }
 
 void place_seats(MemoryLayout& layout, Cursor& cursor, const ModelSpec& spec,
@@ -83,9 +104,13 @@ void place_seats(MemoryLayout& layout, Cursor& cursor, const ModelSpec& spec,
     LayerLayout& layer = layout.layers[i];
     layer.window_ring =
         cursor.take("window ring", limits.seats_max * ring_pages, layout.window_page_bytes);
-    if (spec.layers[i] != LayerKind::kCsa) continue;
-    layer.csa_state = cursor.take("CSA state", state_rows, 4 * kHeadDim * kFloatBytes);
-    layer.indexer_state = cursor.take("indexer state", state_rows, 4 * kIndexerDim * kFloatBytes);
+    if (spec.layers[i] == LayerKind::kCsa) {
+      layer.csa_state = cursor.take("CSA state", state_rows, 4 * kHeadDim * kFloatBytes);
+      layer.indexer_state = cursor.take("indexer state", state_rows, 4 * kIndexerDim * kFloatBytes);
+    } else if (spec.layers[i] == LayerKind::kHca) {
+      layer.hca_state = cursor.take("HCA banks", limits.seats_max * limits.hca_banks(),
+                                    kHcaBankFloats * kFloatBytes);
+    }
   }
 }
 
@@ -113,6 +138,9 @@ void place_plan_buffer(PlanBufferLayout& buffer, Cursor& cursor, const Limits& l
   buffer.tokens = take("token records", tokens, sizeof(TokenRecord));
   buffer.csa_entries =
       take("CSA entry records", compress_capacity(kCsaRule, rows, tokens), sizeof(PlanRecord));
+  buffer.row_hca_base = take("HCA bases", rows, 4);
+  buffer.hca_entries =
+      take("HCA entry records", compress_capacity(kHcaRule, rows, tokens), sizeof(PlanRecord));
   for (MemoryPart* view : {&buffer.positions, &buffer.token_batch_row, &buffer.token_window_length,
                            &buffer.token_csa_length, &buffer.token_hca_length}) {
     *view = take("token view", tokens, 4);
@@ -135,7 +163,6 @@ MemoryLayout make_memory_layout(const ModelSpec& spec, const Limits& limits,
                                 const DeviceCacheOptions& options) {
   spec.check();
   limits.check();
-  check_kinds(spec);
   MemoryLayout layout;
   layout.window_ring_tokens = resolve_ring("window_ring_tokens", options.window_ring_tokens,
                                            limits.window_ring_tokens(), kWindowPageEntries);
@@ -147,6 +174,8 @@ MemoryLayout make_memory_layout(const ModelSpec& spec, const Limits& limits,
   layout.indexer_page_stride =
       resolve_stride("indexer_page_stride_bytes", options.indexer_page_stride_bytes,
                      indexer_page_bytes(kCsaPageEntries));
+  layout.hca_page_stride = resolve_stride("hca_page_stride_bytes", options.hca_page_stride_bytes,
+                                          main_page_bytes(kHcaPageEntries));
   // Rows of the view start on 16 bytes, for wide copies and readers.
   layout.view_page_table_stride = round_up<std::int64_t>(limits.cells_max(), 4);
   check_padding("padding_csa_location", options.padding_csa_location,
@@ -161,7 +190,8 @@ MemoryLayout make_memory_layout(const ModelSpec& spec, const Limits& limits,
   layout.layers.resize(spec.layers.size());
   layout.buffers.resize(static_cast<std::size_t>(limits.plan_buffers));
   Cursor cursor;
-  place_pages(layout, cursor, spec, limits);
+  const bool by_layer = options.page_order == PageOrder::kLayerMajor;
+  (by_layer ? place_layer_major : place_page_major)(layout, cursor, spec, limits);
   layout.pages = cursor.region_since(0);
   std::int64_t start = cursor.at();
   place_seats(layout, cursor, spec, limits);
@@ -213,6 +243,8 @@ PlanBuffer place_plan_buffer(const MemoryLayout& layout, std::size_t buffer, std
   place(to.rows, base, from.rows);
   place(to.tokens, base, from.tokens);
   place(to.csa_entries, base, from.csa_entries);
+  place(to.row_hca_base, base, from.row_hca_base);
+  place(to.hca_entries, base, from.hca_entries);
   PlanViews& views = to.views;
   place(views.positions, base, from.positions);
   place(views.token_batch_row, base, from.token_batch_row);

@@ -1,0 +1,234 @@
+// Verification of tiny_v4: the request alone, from its whole prefix, in a cache of its own. What was
+// served in chunks, in batches and from captured graphs must have the same tokens and bytes.
+#include <algorithm>
+#include <cstring>
+
+#include <quire/runtime/base/errors.h>
+
+#include "examples/tiny_v4.h"
+
+namespace quire::serving {
+namespace {
+
+// Longer prefixes are computed in several steps.
+constexpr std::int64_t kStepTokensMax = 8192;
+
+Limits replica_limits(const Limits& served) {
+  Limits limits;
+  limits.seats_max = 1;
+  limits.rows_max = 1;
+  limits.context_max = served.context_max;
+  limits.tokens_max = std::min(served.context_max, kStepTokensMax);
+  limits.pages = served.cells_max();
+  limits.draft_max = served.draft_max;
+  return limits;
+}
+
+// Where a request lives in a cache.
+struct Place {
+  const DeviceCache& cache;
+  SeatId seat;
+  std::span<const PageId> pages;
+};
+
+// The bytes of one layer that a reader may still see, in canonical order.
+class LiveBytes {
+ public:
+  LiveBytes(const Place& place, Stream& stream, std::int64_t tokens)
+      : place_(place), stream_(stream), tokens_(tokens) {}
+
+  std::vector<std::byte> of_layer(LayerId layer) {
+    bytes_.clear();
+    add_window(place_.cache.window_ring(layer));
+    switch (place_.cache.spec().layers[static_cast<std::size_t>(layer.value)]) {
+      case LayerKind::kCsa:
+        add_entries(place_.cache.csa_pages(layer), kCsaRule, true);
+        add_entries(place_.cache.indexer_pages(layer), kCsaRule, false);
+        add_csa_state(place_.cache.csa_state(layer), 4 * kHeadDim);
+        add_csa_state(place_.cache.indexer_state(layer), 4 * kIndexerDim);
+        break;
+      case LayerKind::kHca:
+        add_entries(place_.cache.hca_pages(layer), kHcaRule, true);
+        add_hca_state(place_.cache.hca_state(layer));
+        break;
+      case LayerKind::kSliding:
+        break;
+    }
+    return bytes_;
+  }
+
+ private:
+  std::vector<std::byte> fetch(const void* from, std::int64_t bytes) const {
+    std::vector<std::byte> to(static_cast<std::size_t>(bytes));
+    place_.cache.backend().copy(to.data(), from, bytes, stream_);
+    stream_.wait();
+    return to;
+  }
+
+  void add(const std::byte* from, std::int64_t bytes) {
+    bytes_.insert(bytes_.end(), from, from + bytes);
+  }
+
+  void add_main(const EntryPool& page, std::int64_t at) {
+    add(page.main_data(at), kMainDataBytes);
+    add(page.main_scales(at), kMainScaleBytes);
+  }
+
+  void add_window(const EntryPool& ring) {
+    const std::int64_t ring_tokens = place_.cache.window_ring_tokens();
+    const std::int64_t first = place_.seat.value * ring_tokens;
+    const std::int64_t bytes = ring_tokens / ring.entries_per_page * ring.page_stride_bytes;
+    std::vector<std::byte> copy = fetch(ring.page_of(first), bytes);
+    const EntryPool found =
+        make_entry_pool(copy.data(), ring.page_stride_bytes, ring.entries_per_page);
+    for (std::int64_t p = std::max<std::int64_t>(0, tokens_ - 128); p < tokens_; ++p) {
+      add_main(found, p % ring_tokens);
+    }
+  }
+
+  void add_entries(const EntryPool& pool, CompressionRule rule, bool main) {
+    const std::int64_t per_page = pool.entries_per_page;
+    const std::int64_t page_bytes =
+        main ? main_page_bytes(per_page) : indexer_page_bytes(per_page);
+    const std::int64_t entries = tokens_ / rule.ratio;
+    for (std::int64_t first = 0; first < entries; first += per_page) {
+      const std::int64_t page = place_.pages[static_cast<std::size_t>(first / per_page)].value;
+      std::vector<std::byte> copy = fetch(pool.page_of(page * per_page), page_bytes);
+      const EntryPool found = make_entry_pool(copy.data(), page_bytes, pool.entries_per_page);
+      for (std::int64_t at = 0; at < std::min(per_page, entries - first); ++at) {
+        if (main) {
+          add_main(found, at);
+        } else {
+          add(found.indexer_values(at), kIndexerDim);
+          add(found.indexer_scale(at), kIndexerScaleBytes);
+        }
+      }
+    }
+  }
+
+  void add_csa_state(const float* state, std::int64_t width) {
+    const std::int64_t ring = place_.cache.csa_ring_tokens();
+    const std::int64_t row_bytes = width * 4;
+    const auto copy = fetch(state + place_.seat.value * ring * width, ring * row_bytes);
+    const std::int64_t oldest = std::max<std::int64_t>(0, round_down<std::int64_t>(tokens_, 4) - 4);
+    for (std::int64_t p = oldest; p < tokens_; ++p) {
+      add(copy.data() + p % ring * row_bytes, row_bytes);
+    }
+  }
+
+  void add_hca_state(const float* state) {
+    if (tokens_ % kHcaRule.ratio == 0) return;  // nothing is under way
+    const std::int64_t banks = place_.cache.hca_banks();
+    const std::int64_t bank = place_.seat.value * banks + tokens_ % banks;
+    const auto copy = fetch(state + bank * 3 * kHeadDim, 3 * kHeadDim * 4);
+    add(copy.data(), static_cast<std::int64_t>(copy.size()));
+  }
+
+  const Place& place_;
+  Stream& stream_;
+  std::int64_t tokens_;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+struct TinyV4::Replica {
+  Replica(Backend& backend, const DeviceCache& served, const Limits& replica_limits,
+          const TinyV4Config& config, Stream& stream)
+      : cache(backend, served.spec(), replica_limits, options_of(served)),
+        model(backend, served.spec(), replica_limits, stream, config) {
+    model.bind(cache.device());
+  }
+
+  // What says how bytes are made, not where they lie.
+  static DeviceCacheOptions options_of(const DeviceCache& served) {
+    DeviceCacheOptions options;
+    options.norm_eps = served.options().norm_eps;
+    options.scale_floor = served.options().scale_floor;
+    options.hadamard = served.options().hadamard;
+    return options;
+  }
+
+  CacheManager cache;
+  TinyV4 model;
+};
+
+TinyV4::Replica& TinyV4::replica(const DeviceCache& cache, Stream& stream) {
+  if (replica_ == nullptr) {
+    replica_ = std::make_shared<Replica>(*backend_, cache, replica_limits(limits_), config_, stream);
+  }
+  return *replica_;
+}
+
+std::vector<std::int32_t> TinyV4::wait_for_tokens(const std::int32_t* tokens, SeatId seat,
+                                                  Stream& stream) const {
+  std::vector<std::int32_t> row(static_cast<std::size_t>(limits_.context_max + 1));
+  backend_->copy(row.data(), tokens + seat.value * (limits_.context_max + 1),
+                 static_cast<std::int64_t>(row.size() * sizeof(std::int32_t)), stream);
+  stream.wait();
+  return row;
+}
+
+void TinyV4::wait_to_set_history(SeatId seat, std::span<const std::int32_t> tokens, Stream& stream) {
+  QUIRE_CHECK(static_cast<std::int64_t>(tokens.size()) <= limits_.context_max + 1,
+              "TinyV4::wait_to_set_history: ", tokens.size(), " tokens; context_max is ",
+              limits_.context_max);
+  backend_->copy(arrays_.history + seat.value * (limits_.context_max + 1), tokens.data(),
+                 static_cast<std::int64_t>(tokens.size_bytes()), stream);
+  stream.wait();  // `tokens` may go
+}
+
+std::int64_t TinyV4::wait_to_verify(const DeviceCache& cache, Stream& stream,
+                                    const ServedRequest& request) {
+  Replica& alone = replica(cache, stream);
+  const std::vector<std::int32_t> served =
+      wait_for_tokens(arrays_.history, request.seat, stream);
+
+  Ledger& ledger = alone.cache.ledger();
+  const RequestId id = ledger.admit(request.tokens, request.tokens).value();
+  const SeatId seat = ledger.info(id).seat;
+  alone.model.begin_request(seat, request.seed, request.prompt_tokens, stream);
+  alone.model.wait_to_set_history(seat, served, stream);
+  for (std::int64_t done = 0; done < request.tokens;) {
+    const auto tokens = static_cast<std::int32_t>(
+        std::min(alone.cache.device().limits().tokens_max, request.tokens - done));
+    ledger.reserve(id, tokens).value();
+    const BatchRow row{id, tokens};
+    const StepShape shape = StepShape::ragged(1, tokens);
+    const StepId step = alone.cache.begin_step({&row, 1}, shape, PlanBufferId(0), stream);
+    alone.model.enqueue_step(alone.cache.device(), PlanBufferId(0), shape, stream);
+    stream.wait();
+    const Outcome outcome{tokens, false};
+    ledger.settle(step, {&outcome, 1});
+    done += tokens;
+  }
+
+  const std::vector<std::int32_t> computed =
+      alone.model.wait_for_tokens(alone.model.arrays().predicted, seat, stream);
+  for (std::int64_t p = request.prompt_tokens; p <= request.tokens; ++p) {
+    const auto at = static_cast<std::size_t>(p);
+    if (served[at] != computed[at]) {
+      throw Error(concat("request ", request.number, ": token ", served[at], " was generated at ",
+                         "position ", p, "; computed alone from the whole prefix it is ",
+                         computed[at]));
+    }
+  }
+  std::int64_t bytes = 4 * (request.tokens - request.prompt_tokens + 1);
+  const Place there{cache, request.seat, request.pages};
+  const Place here{alone.cache.device(), seat, ledger.pages_of(id)};
+  LiveBytes found(there, stream, request.tokens);
+  LiveBytes expected(here, stream, request.tokens);
+  for (std::size_t i = 0; i < weights_.layers.size(); ++i) {
+    const LayerId layer(static_cast<std::int32_t>(i));
+    const std::vector<std::byte> live = expected.of_layer(layer);
+    if (found.of_layer(layer) != live) {
+      throw Error(concat("request ", request.number, ", layer ", layer.value, ": the cache holds ",
+                         "other bytes than a cache that saw this request alone"));
+    }
+    bytes += static_cast<std::int64_t>(live.size());
+  }
+  ledger.release(id);
+  return bytes;
+}
+
+}  // namespace quire::serving
