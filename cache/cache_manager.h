@@ -24,10 +24,11 @@ class CacheManager {
   DeviceCache& device() { return device_; }
   const DeviceCache& device() const { return device_; }
 
-  // prepare + apply. The stream must not be capturing. Where apply throws, the step is abandoned:
-  // nothing has changed.
+  // prepare + apply. The stream is checked first, so that a refused call has changed nothing; where
+  // apply fails all the same (a CUDA error), the step is abandoned.
   StepId begin_step(std::span<const BatchRow> rows, StepShape shape, PlanBufferId buffer,
                     StreamView stream, std::int32_t repeat = 1) {
+    device_.check_can_apply(stream);
     const StepUpdate& update = ledger_.prepare(rows, shape, buffer, repeat);
     try {
       device_.apply(update, stream);
@@ -49,10 +50,11 @@ class CacheManager {
     return page;
   }
 
-  // Forgets all requests and clears the memory in place; captured graphs stay valid.
+  // Forgets all requests and clears the memory in place, in stream order; captured graphs and the
+  // sink stay valid.
   void reset(StreamView stream) {
+    device_.clear(stream);  // refuses what cannot be cleared now, before anything is forgotten
     ledger_.reset();
-    device_.clear(stream);
   }
 
  private:

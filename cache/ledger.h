@@ -32,7 +32,8 @@ struct BatchRow {
 };
 
 // What became of one batch row, over all runs of its step: how many tokens its length grew by
-// (0..tokens * repeat), and whether it has stopped itself.
+// (0..tokens * repeat; a row longer than draft_max + 1 keeps all, or 0 where it was inert), and
+// whether it has stopped itself.
 struct Outcome {
   std::int32_t kept_tokens = 0;
   bool stopped = false;
@@ -136,7 +137,7 @@ class Ledger {
   // which every later call does.
   void check_invariants() const;
 
-  // Back to the state after construction. Handles given before are stale. Step ids start over, so
+  // Back to the state after construction, but that the sink stays. Handles given before are stale. Step ids start over, so
   // the device caches must be cleared with it (`DeviceCache::clear`).
   void reset();
 

@@ -57,7 +57,10 @@ void Ledger::State::clear() {
   fill_descending(free_holds, limits.holds_max);
   dirty_seats.clear();
   outstanding_sum = held_pages = held_seats = 0;
-  sink = -1;
+  if (sink >= 0) {  // padding may be written there for ever: captured graphs know its address
+    pages[size(sink)].owner = kSink;
+    std::erase(free_pages, sink);
+  }
   next_step = first_uncounted = 0;
   publish();
 }

@@ -56,6 +56,7 @@ struct Ledger::State {
   struct StepRow {
     RequestId request;
     std::int32_t tokens = 0;  // over all runs
+    bool runs_once = false;   // longer than draft_max + 1: it keeps all of its tokens
     std::int32_t cells_sent_before = 0;
     std::uint32_t flags = 0;
   };

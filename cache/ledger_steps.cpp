@@ -113,7 +113,8 @@ void Ledger::State::pack_rows(std::span<const BatchRow> rows, std::int32_t repea
     Seat& seat = seats[size(index)];
     const std::uint32_t flags = (seat.new_owner ? BatchRowUpdate::kNewOwner : 0U) |
                                 (seat.resume_pending ? BatchRowUpdate::kResume : 0U);
-    records[i] = {rows[i].request, rows[i].tokens * repeat, seat.cells_sent, flags};
+    records[i] = {rows[i].request, rows[i].tokens * repeat,
+                  rows[i].tokens > limits.draft_max + 1, seat.cells_sent, flags};
     seat.new_owner = seat.resume_pending = false;
     seat.upper += records[i].tokens;
     seat.limit_sent = seat.upper;
@@ -194,10 +195,14 @@ void Ledger::settle(StepId id, std::span<const Outcome> outcomes) {
   QUIRE_CHECK(outcomes.size() == rows.size(), "settle: ", outcomes.size(), " outcomes for the ",
               rows.size(), " batch rows of step ", id);
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    QUIRE_CHECK(!s.is_live(rows[i].request) ||
-                    (outcomes[i].kept_tokens >= 0 && outcomes[i].kept_tokens <= rows[i].tokens),
-                "settle: step ", id, ", batch row ", i, " kept ", outcomes[i].kept_tokens,
-                " tokens; supported: 0 to ", rows[i].tokens);
+    // Checked for released requests too: what is refused must not depend on when a rank hears.
+    const std::int32_t kept = outcomes[i].kept_tokens;
+    QUIRE_CHECK(kept >= 0 && kept <= rows[i].tokens, "settle: step ", id, ", batch row ", i,
+                " kept ", kept, " tokens; supported: 0 to ", rows[i].tokens);
+    QUIRE_CHECK(!rows[i].runs_once || kept == 0 || kept == rows[i].tokens, "settle: step ", id,
+                ", batch row ", i, " kept ", kept, " of ", rows[i].tokens, " tokens; a row longer ",
+                "than draft_max + 1 = ", s.limits.draft_max + 1, " keeps all, or none where it was ",
+                "inert");
   }
   std::copy(outcomes.begin(), outcomes.end(), s.outcomes_of(id).begin());
   s.step_of(id).settled = true;

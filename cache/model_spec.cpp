@@ -25,20 +25,6 @@ void check_kinds(const char* name, const std::vector<LayerKind>& kinds) {
   }
 }
 
-void check_rope(const char* name, const RopeParameters& rope) {
-  const auto check = [name](const char* field, double value, double least, double most) {
-    // Written so that NaN is refused too.
-    QUIRE_CHECK(value >= least && value <= most, "ModelSpec::", name, ".", field, " is ", value,
-                "; supported: ", least, " to ", most);
-  };
-  check("theta", rope.theta, 2.0, 1e12);
-  check("yarn_factor", rope.yarn_factor, 1.0, 1e6);
-  if (rope.yarn_factor == 1.0) return;
-  check("original_positions", static_cast<double>(rope.original_positions), 1.0, 1 << 24);
-  check("beta_fast", rope.beta_fast, 1e-6, 1e6);
-  check("beta_slow", rope.beta_slow, 1e-6, rope.beta_fast);
-}
-
 void append_pairs(std::vector<LayerKind>& layers, int pairs) {
   for (int i = 0; i < pairs; ++i) {
     layers.push_back(LayerKind::kCsa);
@@ -62,6 +48,20 @@ const char* name_of(LayerKind kind) {
 
 std::int64_t ModelSpec::count(LayerKind kind) const {
   return std::count(layers.begin(), layers.end(), kind);
+}
+
+void RopeParameters::check(const char* what) const {
+  const auto check = [what](const char* field, double value, double least, double most) {
+    // Written so that NaN is refused too.
+    QUIRE_CHECK(value >= least && value <= most, what, ".", field, " is ", value,
+                "; supported: ", least, " to ", most);
+  };
+  check("theta", theta, 2.0, 1e12);
+  check("yarn_factor", yarn_factor, 1.0, 1e6);
+  if (yarn_factor == 1.0) return;
+  check("original_positions", static_cast<double>(original_positions), 1.0, 1 << 24);
+  check("beta_fast", beta_fast, 1e-6, 1e6);
+  check("beta_slow", beta_slow, 1e-6, beta_fast);
 }
 
 ModelSpec ModelSpec::deepseek_v4_flash() {
@@ -119,8 +119,8 @@ void ModelSpec::check() const {
               "; supported: 1 and more");
   QUIRE_CHECK(norm_eps > 0 && norm_eps < 1, "ModelSpec::norm_eps is ", norm_eps,
               "; supported: above 0, below 1");
-  check_rope("sliding_rope", sliding_rope);
-  check_rope("compressing_rope", compressing_rope);
+  sliding_rope.check("ModelSpec::sliding_rope");
+  compressing_rope.check("ModelSpec::compressing_rope");
 }
 
 }  // namespace quire

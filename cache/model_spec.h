@@ -37,6 +37,9 @@ struct RopeParameters {
   double beta_fast = 32.0;                  // turns in that context: above them unchanged
   double beta_slow = 1.0;                   // below them divided by the factor
 
+  // Throws UsageError that names `what`, the field, its value and what is supported.
+  void check(const char* what) const;
+
   friend bool operator==(const RopeParameters&, const RopeParameters&) = default;
 };
 

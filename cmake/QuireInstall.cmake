@@ -6,7 +6,8 @@ include(CMakePackageConfigHelpers)
 set(quire_internal_headers
   "exact_math\\.h|fp8\\.h|rope_angle\\.h|known_answers\\.h|known_answers_launch\\.h|host/entry\\.h"
   "|float_environment\\.h|entry\\.cuh|pool\\.cuh|planner\\.cuh|step_rule\\.h|device_planner\\.h"
-  "|ledger_state\\.h|device_cache_state\\.h|memory_layout\\.h|device_guard\\.h|update_check\\.h")
+  "|ledger_state\\.h|device_cache_state\\.h|memory_layout\\.h|device_guard\\.h|operation_checks\\.h"
+  "|gather\\.h|read_lists\\.cuh")
 string(CONCAT quire_internal_headers ${quire_internal_headers})
 
 install(TARGETS quire EXPORT quireTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")

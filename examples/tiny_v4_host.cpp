@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t kPanel = 64;
 
 // As a tree: halves are added until one is left.
-float sum_of(float (&sums)[kPanel]) {
+[[gnu::always_inline]] inline float sum_of(float (&sums)[kPanel]) {
   for (std::int64_t half = kPanel / 2; half > 0; half /= 2) {
     for (std::int64_t i = 0; i < half; ++i) sums[i] += sums[i + half];
   }
@@ -39,9 +39,6 @@ template <std::int64_t kCount>
   }
   return sum_of(sums);
 }
-QUIRE_HOST_FMA_CLONES float dot_main(const float* a, const float* b) {
-  return dot_of<kHeadDim>(a, b);
-}
 QUIRE_HOST_FMA_CLONES float dot_indexer(const float* a, const float* b) {
   return dot_of<kIndexerDim>(a, b);
 }
@@ -55,22 +52,42 @@ QUIRE_HOST_FMA_CLONES float sum_of_squares(const float* row, std::int64_t width)
   return sum_of(sums);
 }
 
-// sums += factor x row, four rows at a time: in the order of the rows, each sum loaded and stored
-// once for all four.
-[[gnu::always_inline]] inline void add_rows(float (&sums)[kPanel], const float (&factors)[4],
+// a += fa[i] x rows[i] and b += fb[i] x rows[i], i ascending, four rows at a time: each row is loaded
+// once for both, each sum once for all four. Plain arrays and scalars, or it does not vectorise.
+[[gnu::always_inline]] inline void add_rows(float (&a)[kPanel], float (&b)[kPanel],
+                                            const float* fa, const float* fb,
                                             const float* const (&rows)[4]) {
+  const float a0 = fa[0], a1 = fa[1], a2 = fa[2], a3 = fa[3];
+  const float b0 = fb[0], b1 = fb[1], b2 = fb[2], b3 = fb[3];
+  const float *r0 = rows[0], *r1 = rows[1], *r2 = rows[2], *r3 = rows[3];
   for (std::int64_t j = 0; j < kPanel; ++j) {
-    float sum = sums[j];
-    sum += factors[0] * rows[0][j];
-    sum += factors[1] * rows[1][j];
-    sum += factors[2] * rows[2][j];
-    sum += factors[3] * rows[3][j];
-    sums[j] = sum;
+    a[j] = (((a[j] + a0 * r0[j]) + a1 * r1[j]) + a2 * r2[j]) + a3 * r3[j];
+    b[j] = (((b[j] + b0 * r0[j]) + b1 * r1[j]) + b2 * r2[j]) + b3 * r3[j];
   }
 }
 
 float inverse_rms(const float* row, std::int64_t width, float eps) {
   return 1.0f / std::sqrt(sum_of_squares(row, width) / static_cast<float>(width) + eps);
+}
+
+// Two rows of kPanel columns; a lone last row is computed twice.
+[[gnu::always_inline]] inline void multiply_panel(const Gemm& gemm, std::int64_t row,
+                                                  std::int64_t column) {
+  const std::int64_t width = gemm.width;
+  const std::int64_t rows[2] = {row, std::min(row + 1, gemm.rows - 1)};
+  const float* in[2] = {gemm.in + rows[0] * gemm.in_stride, gemm.in + rows[1] * gemm.in_stride};
+  float sums[2][kPanel] = {};
+  for (std::int64_t k = 0; k < gemm.depth; k += 4) {
+    const float* weights = gemm.weights + k * width + column;
+    add_rows(sums[0], sums[1], in[0] + k, in[1] + k,
+             {weights, weights + width, weights + 2 * width, weights + 3 * width});
+  }
+  for (std::int64_t r = 0; r <= rows[1] - rows[0]; ++r) {
+    float* out = gemm.out + rows[r] * gemm.out_stride + column;
+    for (std::int64_t j = 0; j < kPanel; ++j) {
+      out[j] = sums[r][j] + (gemm.accumulate ? out[j] : 0.0f);
+    }
+  }
 }
 
 // e4m3 codes as numbers.
@@ -230,57 +247,76 @@ class EntryTile {
   std::int32_t batch_row_ = -1;
 };
 
-// out = sum of weights[i] x rows[i], over `count` rows in order.
-QUIRE_HOST_FMA_CLONES void weighted_sum(const float* weights, const float* const* rows,
-                                        std::size_t count, float* out) {
-  for (std::int64_t c = 0; c < kHeadDim; c += kPanel) {
-    float sums[kPanel] = {};
-    std::size_t i = 0;
-    for (; i + 4 <= count; i += 4) {
-      add_rows(sums, {weights[i], weights[i + 1], weights[i + 2], weights[i + 3]},
-               {rows[i] + c, rows[i + 1] + c, rows[i + 2] + c, rows[i + 3] + c});
-    }
-    for (; i < count; ++i) {
-      const float weight = weights[i];
-      const float* row = rows[i] + c;
-      for (std::int64_t j = 0; j < kPanel; ++j) sums[j] += weight * row[j];
-    }
-    std::copy_n(sums, kPanel, out + c);
+// kPanel channels of two heads, from channel c on.
+[[gnu::always_inline]] inline void sum_panel(const float* wa, const float* wb,
+                                             const float* const* rows, std::int64_t count,
+                                             std::int64_t c, float* out_a, float* out_b) {
+  float sums[2][kPanel] = {};
+  for (std::int64_t i = 0; i < count; i += 4) {
+    const float* const four[4] = {rows[i] + c, rows[i + 1] + c, rows[i + 2] + c, rows[i + 3] + c};
+    add_rows(sums[0], sums[1], wa + i, wb + i, four);
+  }
+  for (std::int64_t j = 0; j < kPanel; ++j) {
+    out_a[c + j] = sums[0][j];
+    out_b[c + j] = sums[1][j];
   }
 }
 
-// One softmax over all entries and the sink, which has no value.
-void attend_head(const float* q, float sink, const std::vector<const float*>& rows,
-                 std::vector<float>& scores, float* out) {
-  scores.resize(rows.size());
+// out[h] = sum of weights[h][i] x rows[i] in the order of i, heads in pairs; a lone last head is
+// computed twice. `count` is a multiple of four.
+QUIRE_HOST_FMA_CLONES void sum_values(std::int32_t heads, const float* weights,
+                                      const float* const* rows, std::int64_t count, float* out) {
+  for (std::int32_t h = 0; h < heads; h += 2) {
+    const std::int64_t other = std::min(h + 1, heads - 1);
+    for (std::int64_t c = 0; c < kHeadDim; c += kPanel) {
+      sum_panel(weights + h * count, weights + other * count, rows, count, c, out + h * kHeadDim,
+                out + other * kHeadDim);
+    }
+  }
+}
+
+// One softmax over all entries and the sink, which has no value. `weights` [count]: what each entry
+// counts, not yet divided by the sum, which is returned.
+QUIRE_HOST_FMA_CLONES float softmax_weights(const float* q, float sink, const float* const* rows,
+                                            std::size_t count, float* weights) {
   float most = sink;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    scores[i] = dot_main(q, rows[i]) * kAttentionScale;
-    most = std::max(most, scores[i]);
+  for (std::size_t i = 0; i < count; ++i) {
+    weights[i] = dot_of<kHeadDim>(q, rows[i]) * kAttentionScale;
+    most = std::max(most, weights[i]);
   }
   float sum = exact::exp0(sink - most);
-  for (float& score : scores) {
-    score = exact::exp0(score - most);
-    sum += score;
+  for (std::size_t i = 0; i < count; ++i) {
+    weights[i] = exact::exp0(weights[i] - most);
+    sum += weights[i];
   }
-  weighted_sum(scores.data(), rows.data(), rows.size(), out);
-  for (std::int64_t c = 0; c < kHeadDim; ++c) out[c] /= sum;
+  return sum;
 }
 
 void attend(const TinyV4Step& step) {
   EntryTile tile;
   std::vector<const float*> rows;
-  std::vector<float> scores;
+  std::vector<float> weights;
   const std::int64_t width = step.config.attended_width();
   std::fill_n(step.arrays.attended, step.padded_tokens() * width, 0.0f);
   for (std::int64_t t = 0; t < step.shape.tokens; ++t) {
     const Attended list = attended_by(step, t);
     if (list.window == 0) continue;
     tile.load(step, t, list, rows);
+    const std::size_t entries = rows.size();
+    const std::size_t count = round_up<std::size_t>(entries, 4);
+    rows.resize(count, rows.front());
+    weights.assign(count * static_cast<std::size_t>(step.config.heads), 0.0f);
+    float sums[kHeadsMax];
     for (std::int32_t h = 0; h < step.config.heads; ++h) {
-      float* out = step.arrays.attended + t * width + h * kHeadDim;
-      attend_head(step.arrays.queries + t * step.config.query_stride() + h * kHeadDim,
-                  step.layer.sinks[h], rows, scores, out);
+      const float* q = step.arrays.queries + t * step.config.query_stride() + h * kHeadDim;
+      sums[h] = softmax_weights(q, step.layer.sinks[h], rows.data(), entries,
+                                weights.data() + static_cast<std::size_t>(h) * count);
+    }
+    float* out = step.arrays.attended + t * width;
+    sum_values(step.config.heads, weights.data(), rows.data(),
+               static_cast<std::int64_t>(count), out);
+    for (std::int32_t h = 0; h < step.config.heads; ++h, out += kHeadDim) {
+      for (std::int64_t c = 0; c < kHeadDim; ++c) out[c] /= sums[h];
       rotate(step.rope + step.views.positions[t] * kRopeDim, out, kHeadDim, -1.0f);
     }
   }
@@ -299,19 +335,8 @@ void sample(const TinyV4Step& step) {
 }  // namespace
 
 QUIRE_HOST_FMA_CLONES void multiply_host(const Gemm& gemm) {
-  const std::int64_t width = gemm.width;
-  for (std::int64_t column = 0; column < width; column += kPanel) {
-    for (std::int64_t row = 0; row < gemm.rows; ++row) {
-      const float* in = gemm.in + row * gemm.in_stride;
-      float sums[kPanel] = {};
-      for (std::int64_t k = 0; k < gemm.depth; k += 4) {
-        const float* weights = gemm.weights + k * width + column;
-        add_rows(sums, {in[k], in[k + 1], in[k + 2], in[k + 3]},
-                 {weights, weights + width, weights + 2 * width, weights + 3 * width});
-      }
-      float* out = gemm.out + row * gemm.out_stride + column;
-      for (std::int64_t j = 0; j < kPanel; ++j) out[j] = sums[j] + (gemm.accumulate ? out[j] : 0);
-    }
+  for (std::int64_t column = 0; column < gemm.width; column += kPanel) {
+    for (std::int64_t row = 0; row < gemm.rows; row += 2) multiply_panel(gemm, row, column);
   }
 }
 

@@ -9,12 +9,6 @@
 
 namespace quire {
 
-// Both backends call these before they enqueue: UsageError names the parameter, its value and what
-// is supported.
-void check(const TranslatePicksParams& params);
-void check(const GatherMainParams& params);
-void check(const GatherIndexerParams& params);
-
 // 2^(byte - 127); byte 0 is a subnormal.
 QUIRE_HOST_DEVICE inline float scale_of(std::uint8_t byte) {
   return exact::from_bits(byte == 0 ? 0x00400000u : static_cast<std::uint32_t>(byte) << 23);

@@ -140,6 +140,7 @@ struct CommitParams {
   StepTable table;
   PlanBuffer plan;
   const std::int32_t* kept = nullptr;  // [rows] nullable: all live tokens
+  std::int32_t draft_max = 0;          // rows of more than draft_max + 1 tokens keep all of them
   const std::uint8_t* stop = nullptr;  // [rows] nullable: none; non-zero stops the seat
 };
 

@@ -166,13 +166,11 @@ __global__ void __launch_bounds__(kGatherThreads)
 }  // namespace
 
 void launch_translate_picks(const TranslatePicksParams& params, Pdl pdl, cudaStream_t stream) {
-  check(params);
   launch(translate_picks_kernel, linear_grid(params.tokens), dim3(kPickThreads), 0, stream,
          pdl != Pdl::kOff, params);
 }
 
 void launch_gather_main(const GatherMainParams& params, Pdl pdl, cudaStream_t stream) {
-  check(params);
   const auto kernel = params.output_type == ElementType::kFloat32 ? gather_main_kernel<true>
                                                                   : gather_main_kernel<false>;
   constexpr std::int64_t kEntriesPerBlock = kGatherThreads / kThreadsPerEntry;
@@ -181,7 +179,6 @@ void launch_gather_main(const GatherMainParams& params, Pdl pdl, cudaStream_t st
 }
 
 void launch_gather_indexer(const GatherIndexerParams& params, Pdl pdl, cudaStream_t stream) {
-  check(params);
   launch(count_keys_kernel, dim3(1), dim3(kScanThreads), 0, stream, pdl != Pdl::kOff, params);
   const std::int64_t ranges = params.k_start == nullptr ? 0 : params.tokens;
   const std::int64_t threads = max_of(params.capacity * kThreadsPerKey, ranges);

@@ -10,7 +10,7 @@ struct CUstream_st;  // cudaStream_t is CUstream_st*
 namespace quire::cuda {
 
 // All enqueue, do not block and may be captured. All wait for their predecessor before they load
-// anything. UsageError where a parameter is out of range, CudaError where a launch fails.
+// anything. CudaError where a launch fails.
 void launch_translate_picks(const TranslatePicksParams& params, Pdl pdl, CUstream_st* stream);
 void launch_gather_main(const GatherMainParams& params, Pdl pdl, CUstream_st* stream);
 

@@ -12,19 +12,29 @@
 #include <cmath>
 #include <cstdint>
 
+#include <quire/cache/model_spec.h>
 #include <quire/kernels/exact_math.h>
 
 namespace quire::exact {
 
-// Frequency of pair i of 32 (SPEC 3.2), in binary64 and rounded once. `yarn`: the context extension
-// of the compressing layers, factor 16 over an original context of 65,536. Host only.
-inline float rope_frequency(double theta, bool yarn, int i) {
-  const double plain = std::pow(theta, -2.0 * i / 64.0);
-  if (!yarn) return static_cast<float>(plain);
-  constexpr int kLow = 15;   // from the 32 turns of beta_fast
-  constexpr int kHigh = 25;  // from the single turn of beta_slow
-  const double ramp = i <= kLow ? 0.0 : i >= kHigh ? 1.0 : (i - kLow) / 10.0;
-  return static_cast<float>(plain / 16.0 * ramp + plain * (1.0 - ramp));
+// Frequency of pair i of 32 (SPEC 3.2), in binary64 and rounded once. YaRN leaves pairs alone that
+// turn often in the original context, divides those that turn seldom, and blends between. Host only.
+inline float rope_frequency(const RopeParameters& rope, int i) {
+  constexpr double kDims = 64.0;
+  const double plain = std::pow(rope.theta, -2.0 * i / kDims);
+  if (rope.yarn_factor == 1.0) return static_cast<float>(plain);
+  // The pair, not a whole number, that makes `turns` turns in the original context.
+  const auto pair_of = [&rope](double turns) {
+    constexpr double kTwoPi = 0x1.921fb54442d18p+2;
+    const double positions = static_cast<double>(rope.original_positions);
+    return kDims * std::log(positions / (turns * kTwoPi)) / (2.0 * std::log(rope.theta));
+  };
+  const double low = std::fmax(std::floor(pair_of(rope.beta_fast)), 0.0);
+  const double high = std::fmin(std::ceil(pair_of(rope.beta_slow)), kDims - 1.0);
+  // No blend where both ends meet: a step, as the reference's small difference has it.
+  const double width = high > low ? high - low : 0.001;
+  const double ramp = std::fmin(std::fmax((i - low) / width, 0.0), 1.0);
+  return static_cast<float>(plain / rope.yarn_factor * ramp + plain * (1.0 - ramp));
 }
 
 namespace wide {  // binary64, each a single rounding

@@ -75,7 +75,8 @@ struct alignas(64) DeviceReport {
   std::int32_t rows_stopped;        // made inert: stopped before
   std::int32_t rows_out_of_steps;   // made inert: more runs than prepared
   std::int32_t rows_wrong_shape;    // made inert: the replayed shape is not the applied one
-  std::int32_t rows_kept_too_many;  // commit left alone: kept is negative or above the live tokens
+  // Commit left alone: kept is negative, above the live tokens, or a part of a row that runs once.
+  std::int32_t rows_kept_wrong;
   std::int32_t nonfinite_tiles;     // quantised tiles with a NaN or an infinity
   std::int32_t first_failing_seat;  // the lowest of all the above; kNoSeat: none
   std::int32_t reserved[9];

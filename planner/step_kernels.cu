@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kPlannerThreads)
   if (i >= params.shape.rows) return;
   const auto r = static_cast<std::int32_t>(i);
   if (commit_batch_row(params, r)) return;
-  add_to_report(*params.plan.report, &params.plan.report->rows_kept_too_many,
+  add_to_report(*params.plan.report, &params.plan.report->rows_kept_wrong,
                 params.plan.rows[r].seat);
 }
 

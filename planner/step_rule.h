@@ -215,6 +215,8 @@ QUIRE_HOST_DEVICE inline bool commit_batch_row(const CommitParams& params, std::
   if (row.seat < 0 || row.live_tokens <= 0) return true;
   const std::int32_t kept = params.kept != nullptr ? params.kept[batch_row] : row.live_tokens;
   if (kept < 0 || kept > row.live_tokens) return false;
+  // A longer row's state is that after its last token: there is nothing to fall back to.
+  if (row.live_tokens > params.draft_max + 1 && kept != row.live_tokens) return false;
   params.table.length[row.seat] = row.start + kept;
   if (params.stop != nullptr && params.stop[batch_row] != 0) params.table.stopped[row.seat] = 1;
   return true;

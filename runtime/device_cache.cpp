@@ -4,12 +4,26 @@
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/device_cache.h>
 #include <quire/runtime/device_cache_state.h>
+#include <quire/runtime/operation_checks.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <utility>
 
 namespace quire {
+namespace {
+
+// What the layout does not see.
+void check_options(const DeviceCacheOptions& options) {
+  check_scale_floor("DeviceCacheOptions::scale_floor", options.scale_floor);
+  // A NaN fails both comparisons.
+  QUIRE_CHECK(
+      options.norm_eps >= 0.0f && options.norm_eps <= std::numeric_limits<float>::max(),
+      "DeviceCacheOptions::norm_eps is ", options.norm_eps, "; supported: finite, from 0");
+}
+
+}  // namespace
 
 DeviceCache::State::State(Backend& b, const ModelSpec& s, const Limits& l,
                           const DeviceCacheOptions& o)
@@ -26,7 +40,9 @@ DeviceCache::State::State(Backend& b, const ModelSpec& s, const Limits& l,
                o.padding_scratch_location,
                o.padding_csa_location,
                o.padding_hca_location},
-      stream(b) {
+      stream(b),
+      named_seats(l.seats_max) {
+  check_options(o);
   backend.load_kernels();
   check_known_answers();
   open_memory();
@@ -156,8 +172,7 @@ CacheBytes DeviceCache::bytes_needed(const ModelSpec& spec, const Limits& limits
 }
 
 void DeviceCache::clear(StreamView stream) {
-  state_->check_usable();
-  state_->backend.check_stream(stream);
+  check_can_apply(stream);
   state_->clear(stream);
 }
 

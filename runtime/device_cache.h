@@ -130,6 +130,10 @@ class DeviceCache {
   // location they are given. Captured graphs keep what they captured: call it before.
   void use_sink(PageId page);
 
+  // Throws what `apply` and `clear` would throw for this stream: it belongs to another backend or
+  // is capturing, or the cache is broken.
+  void check_can_apply(StreamView stream) const;
+
   // Carries one update out, in stream order. Updates arrive in the order of their ids; padding
   // updates at any time. UsageError: out of order, foreign limits, a stream that is capturing.
   void apply(const StepUpdate& update, StreamView stream);
@@ -149,7 +153,8 @@ class DeviceCache {
   // Moves lengths by seat, in the order of the same step's batch rows: start of the plan + kept.
   // `kept` [rows] counts from the first token, null keeps all; `stop` [rows] is ORed into the
   // seat's flag, null stops none. Absolute: a second commit changes nothing. Inert rows are left
-  // alone; so is a row whose kept is negative or above its live tokens, and it is reported.
+  // alone. So is, and is reported, a row whose kept is negative, above its live tokens, or not all
+  // of them where the row is longer than draft_max + 1: it runs once and cannot be taken back.
   void enqueue_commit(PlanBufferId buffer, const std::int32_t* kept, const std::uint8_t* stop,
                       StreamView stream, const AppendOptions& options = {});
 
@@ -199,7 +204,11 @@ class DeviceCache {
 };
 
 // Fills `values` [positions, 64] in `layout` with the correctly rounded cos and sin of the fp32
-// product frequency x position (SPEC 3.2). Blocks; host memory.
+// product frequency x position (SPEC 3.2). Blocks; host memory. UsageError: a span of another size,
+// more than 2^24 positions, parameters that ModelSpec::check refuses.
+void make_rope_table(const RopeParameters& rope, std::int64_t positions, RopeLayout layout,
+                     std::span<float> values);
+// The same with the parameters that all models of SPEC 5 have.
 void make_rope_table(RopeGroup group, std::int64_t positions, RopeLayout layout,
                      std::span<float> values);
 

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace quire {
@@ -51,6 +52,21 @@ struct LayerState {
   float* hca_state = nullptr;
 };
 
+// Which update named a seat last: finds a seat that one update names twice without clearing or
+// allocating anything.
+struct SeatStamps {
+  explicit SeatStamps(std::int64_t seats) : stamps(static_cast<std::size_t>(seats), 0) {}
+
+  void start() { ++now; }
+  // False where it was named since `start`.
+  bool name(std::int32_t seat) {
+    return std::exchange(stamps[static_cast<std::size_t>(seat)], now) != now;
+  }
+
+  std::vector<std::uint64_t> stamps;  // [seats]
+  std::uint64_t now = 0;
+};
+
 struct DeviceCache::State {
   State(Backend& b, const ModelSpec& s, const Limits& l, const DeviceCacheOptions& o);
   ~State() { backend.wait_for_all(); }  // the memory may still be written by steps in flight
@@ -73,9 +89,11 @@ struct DeviceCache::State {
   std::vector<PlanBufferState> buffers;
   std::optional<RopeTable> rope[2];
   StepId next_id = 0;
+  SeatStamps named_seats;
   std::string broken;  // why every later call is refused
 
   void check_usable() const;
+  void break_half_applied(StepId id, const char* why);  // refuses every later call
   template <class... Parts>
   void log(LogLevel level, const Parts&... parts) const {
     if (options.log != nullptr) options.log->log(level, concat(parts...));
@@ -93,7 +111,8 @@ struct DeviceCache::State {
   void place();
 };
 
-// Throws UsageError where an index or count of the update lies outside the limits.
-void check_update(const StepUpdate& update, const Limits& limits);
+// Throws UsageError where an index or count of the update lies outside the limits, or where its
+// changes could not be carried out in any order.
+void check_update(const StepUpdate& update, const Limits& limits, SeatStamps& named_seats);
 
 }  // namespace quire

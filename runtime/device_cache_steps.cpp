@@ -7,9 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <exception>
 
 namespace quire {
 namespace {
+
+// Input rows of one part may lie over so many elements: offsets stay far inside 64 bits.
+constexpr std::int64_t kInputElementsMax = std::int64_t{1} << 40;
 
 constexpr std::uint8_t kWindowBit = 1;
 constexpr std::uint8_t kCsaBit = 2;
@@ -42,14 +46,16 @@ const char* name_of(RopeGroup group) {
 
 // Validates the rows of one part and gives them their type and stride.
 InputRows resolve_rows(const AppendInputs::Rows& rows, ElementType type, std::int64_t width,
-                       const char* part) {
+                       std::int64_t tokens, const char* part) {
   if (rows.data == nullptr) return {};
   QUIRE_CHECK(aligned(rows.data, 16), "AppendInputs::", part, " at ", rows.data,
               " is not 16-byte aligned");
   const std::int64_t stride = rows.stride == 0 ? width : rows.stride;
-  QUIRE_CHECK(stride >= width && stride * bytes_of(type) % 16 == 0, "AppendInputs::", part,
-              ".stride is ", stride, " elements of ", bytes_of(type),
-              " bytes; supported: at least ", width, " and a multiple of 16 bytes");
+  const std::int64_t most = kInputElementsMax / tokens;
+  QUIRE_CHECK(stride >= width && stride <= most && stride * bytes_of(type) % 16 == 0,
+              "AppendInputs::", part, ".stride is ", stride, " elements of ", bytes_of(type),
+              " bytes; supported: at least ", width, ", at most ", most, " for ", tokens,
+              " tokens, and a multiple of 16 bytes");
   return {rows.data, stride, type};
 }
 
@@ -132,16 +138,26 @@ void DeviceCache::use_sink(PageId page) {
   state.geometry.padding_hca_location = std::int64_t{page.value} * kHcaPageEntries;
 }
 
+void DeviceCache::check_can_apply(StreamView stream) const {
+  state_->check_usable();
+  state_->backend.check_stream(stream);
+  QUIRE_CHECK(!state_->backend.is_capturing(stream),
+              "DeviceCache: apply and clear on a stream that is capturing: they differ from step to "
+              "step, enqueue them outside of the graph");
+}
+
+void DeviceCache::State::break_half_applied(StepId id, const char* why) {
+  broken = "half an update";  // latched whatever happens while the reason is told
+  broken = concat("half of the update of step ", id, " was applied: ", why);
+  log(LogLevel::kError, broken);
+}
+
 void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
   State& state = *state_;
-  state.check_usable();
-  state.backend.check_stream(stream);
-  QUIRE_CHECK(!state.backend.is_capturing(stream),
-              "DeviceCache::apply on a stream that is capturing: updates differ from step to step, "
-              "apply them outside of the graph");
+  check_can_apply(stream);
   QUIRE_CHECK(update.id() == kPaddingStep || update.id() == state.next_id, "update of step ",
               update.id(), " is out of order: step ", state.next_id, " comes next");
-  check_update(update, state.limits);
+  check_update(update, state.limits, state.named_seats);
   PlanBufferState& buffer = state.buffers[state.index_of(update.plan_buffer())];
 
   bool launched = false;
@@ -150,12 +166,11 @@ void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
       state.backend.apply(chunk, stream);
       launched = true;
     });
-  } catch (const Error& error) {
-    if (launched) {
-      state.broken =
-          concat("half of the update of step ", update.id(), " was applied: ", error.what());
-      state.log(LogLevel::kError, state.broken);
-    }
+  } catch (const std::exception& error) {
+    if (launched) state.break_half_applied(update.id(), error.what());
+    throw;
+  } catch (...) {
+    if (launched) state.break_half_applied(update.id(), "an exception of unknown type");
     throw;
   }
 
@@ -222,7 +237,7 @@ struct ResolvedInputs {
 };
 
 ResolvedInputs resolve_inputs(const AppendInputs& inputs, const LayerBinding& binding,
-                              LayerKind kind, LayerId layer) {
+                              LayerKind kind, LayerId layer, std::int64_t tokens) {
   const auto check_kind = [&](const AppendInputs::Rows& rows, LayerKind needed, const char* part) {
     QUIRE_CHECK(kind == needed || rows.data == nullptr, "AppendInputs::", part, ": layer ",
                 layer.value, " is of kind ", name_of(kind), ", which has no such part");
@@ -231,11 +246,11 @@ ResolvedInputs resolve_inputs(const AppendInputs& inputs, const LayerBinding& bi
   check_kind(inputs.indexer, LayerKind::kCsa, "indexer");
   check_kind(inputs.hca, LayerKind::kHca, "hca");
   ResolvedInputs resolved;
-  resolved.window = resolve_rows(inputs.window, binding.window_rows, kHeadDim, "window");
-  resolved.csa = resolve_rows(inputs.csa, binding.compressor_rows, 4 * kHeadDim, "csa");
-  resolved.indexer =
-      resolve_rows(inputs.indexer, binding.compressor_rows, 4 * kIndexerDim, "indexer");
-  resolved.hca = resolve_rows(inputs.hca, binding.compressor_rows, 2 * kHeadDim, "hca");
+  const ElementType type = binding.compressor_rows;
+  resolved.window = resolve_rows(inputs.window, binding.window_rows, kHeadDim, tokens, "window");
+  resolved.csa = resolve_rows(inputs.csa, type, 4 * kHeadDim, tokens, "csa");
+  resolved.indexer = resolve_rows(inputs.indexer, type, 4 * kIndexerDim, tokens, "indexer");
+  resolved.hca = resolve_rows(inputs.hca, type, 2 * kHeadDim, tokens, "hca");
   if (resolved.window.data != nullptr) resolved.parts |= kWindowBit;
   if (resolved.csa.data != nullptr) resolved.parts |= kCsaBit;
   if (resolved.indexer.data != nullptr) resolved.parts |= kIndexerBit;
@@ -261,7 +276,7 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
   QUIRE_CHECK(rope.has_value(), "append: no RoPE table is bound for group ", name_of(group),
               ", which layer ", layer.value, " needs; bind_rope first");
   const StepShape shape = state.planned_shape(id, "append");
-  const ResolvedInputs rows = resolve_inputs(inputs, binding, kind, layer);
+  const ResolvedInputs rows = resolve_inputs(inputs, binding, kind, layer, shape.tokens);
   QUIRE_CHECK(rows.parts != 0 || !shape.is_decode(), "append: no part was given for layer ",
               layer.value);
   PlanBufferState& buffer = state.buffers[state.index_of(id)];
@@ -329,6 +344,7 @@ void DeviceCache::enqueue_commit(PlanBufferId id, const std::int32_t* kept,
   params.plan = buffer.plan;
   params.kept = kept;
   params.stop = stop;
+  params.draft_max = state.geometry.draft_max;
   state.backend.commit(params, effective_pdl(buffer, params.shape, stream, options.pdl), stream);
 }
 

@@ -27,7 +27,7 @@ QUIRE_HOST_FMA_CLONES
 
 }  // namespace
 
-void make_rope_table(RopeGroup group, std::int64_t positions, RopeLayout layout,
+void make_rope_table(const RopeParameters& rope, std::int64_t positions, RopeLayout layout,
                      std::span<float> values) {
   // A position is a binary32 factor of the angle: beyond 2^24 it would not be exact any more.
   constexpr std::int64_t kPositionsMax = std::int64_t{1} << 24;
@@ -36,15 +36,21 @@ void make_rope_table(RopeGroup group, std::int64_t positions, RopeLayout layout,
   QUIRE_CHECK(static_cast<std::int64_t>(values.size()) == positions * kRopeDim, "RoPE table of ",
               positions, " positions needs ", positions * kRopeDim, " floats, the span has ",
               values.size());
+  rope.check("RoPE table");
   const host::FloatEnvironment environment;
-  const bool compressing = group == RopeGroup::kCompressing;
   float frequencies[kPairs];
-  for (int i = 0; i < kPairs; ++i) {
-    frequencies[i] = exact::rope_frequency(compressing ? 160000.0 : 10000.0, compressing, i);
-  }
+  for (int i = 0; i < kPairs; ++i) frequencies[i] = exact::rope_frequency(rope, i);
   for (std::int64_t p = 0; p < positions; ++p) {
     fill_position(frequencies, p, layout, values.data() + p * kRopeDim);
   }
+}
+
+void make_rope_table(RopeGroup group, std::int64_t positions, RopeLayout layout,
+                     std::span<float> values) {
+  const ModelSpec spec;
+  const bool compressing = group == RopeGroup::kCompressing;
+  make_rope_table(compressing ? spec.compressing_rope : spec.sliding_rope, positions, layout,
+                  values);
 }
 
 }  // namespace quire

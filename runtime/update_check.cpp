@@ -27,17 +27,26 @@ void check_seat(const char* what, std::int32_t seat, const Limits& limits) {
               "; seats are 0 to ", limits.seats_max - 1);
 }
 
+// The kernel carries the changes of one update out in any order: each seat has one.
+void check_named_once(const char* what, std::int32_t seat, SeatStamps& named_seats) {
+  QUIRE_CHECK(named_seats.name(seat), "update: ", what, " names seat ", seat,
+              ", which the update names already; supported: one batch row or one lowered limit of "
+              "each seat");
+}
+
 void check_limit(std::int32_t seat, std::int32_t limit, const Limits& limits) {
   QUIRE_CHECK(limit >= 0 && limit <= limits.context_max, "update: the limit of seat ", seat, " is ",
               limit, "; supported: 0 to Limits::context_max ", limits.context_max);
 }
 
-void check_batch_rows(const StepUpdate& update, const Limits& limits) {
+void check_batch_rows(const StepUpdate& update, const Limits& limits, SeatStamps& named_seats) {
   const StepShape shape = update.shape();
+  const std::int32_t repeat = update.header().repeat;
   std::int64_t tokens = 0;
   bool long_before = false;
   for (const BatchRowUpdate& row : update.batch_rows()) {
     check_seat("a batch row", row.seat, limits);
+    check_named_once("a batch row", row.seat, named_seats);
     check_limit(row.seat, row.limit, limits);
     const std::int32_t most = shape.is_decode() ? shape.tokens_per_row : shape.tokens;
     QUIRE_CHECK(row.tokens >= 0 && row.tokens <= most, "update: the batch row of seat ", row.seat,
@@ -46,6 +55,10 @@ void check_batch_rows(const StepUpdate& update, const Limits& limits) {
     QUIRE_CHECK(is_long || !long_before, "update: the batch row of seat ", row.seat, " has ",
                 row.tokens, " tokens and follows a longer one; rows of at most draft_max + 1 = ",
                 limits.draft_max + 1, " tokens come first");
+    QUIRE_CHECK(!is_long || repeat == 1, "update: the batch row of seat ", row.seat, " has ",
+                row.tokens, " tokens and repeat is ", repeat,
+                "; rows of more than draft_max + 1 = ", limits.draft_max + 1,
+                " tokens run once");
     long_before = long_before || is_long;
     tokens += row.tokens;
   }
@@ -55,7 +68,7 @@ void check_batch_rows(const StepUpdate& update, const Limits& limits) {
 
 }  // namespace
 
-void check_update(const StepUpdate& update, const Limits& limits) {
+void check_update(const StepUpdate& update, const Limits& limits, SeatStamps& named_seats) {
   const StepUpdateHeader& header = update.header();
   QUIRE_CHECK(header.plan_buffer >= 0 && header.plan_buffer < limits.plan_buffers,
               "update: plan buffer ", header.plan_buffer, " does not exist; plan buffers are 0 to ",
@@ -71,7 +84,8 @@ void check_update(const StepUpdate& update, const Limits& limits) {
                   (header.batch_rows == 0 && header.cells == 0 && header.lowered_limits == 0),
               "update: a padding step carries ", header.batch_rows, " batch rows, ", header.cells,
               " cells and ", header.lowered_limits, " limits; it may change nothing");
-  check_batch_rows(update, limits);
+  named_seats.start();
+  check_batch_rows(update, limits, named_seats);
   for (const CellUpdate& cell : update.cells()) {
     check_seat("a page table cell", cell.seat, limits);
     QUIRE_CHECK(cell.cell >= 0 && cell.cell < limits.cells_max(), "update: cell ", cell.cell,
@@ -81,6 +95,7 @@ void check_update(const StepUpdate& update, const Limits& limits) {
   }
   for (const LimitUpdate& lowered : update.lowered_limits()) {
     check_seat("a lowered limit", lowered.seat, limits);
+    check_named_once("a lowered limit", lowered.seat, named_seats);
     check_limit(lowered.seat, lowered.limit, limits);
   }
 }

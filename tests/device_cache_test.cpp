@@ -27,8 +27,11 @@ using quire::test::test_backend;
 constexpr PlanBufferId kBuffer(0);
 constexpr LayerId kSlidingLayer(0);
 constexpr LayerId kCsaLayer(1);
+constexpr LayerId kHcaLayer(2);
 
-ModelSpec small_spec() { return ModelSpec{{LayerKind::kSliding, LayerKind::kCsa}}; }
+ModelSpec small_spec() {
+  return ModelSpec{{LayerKind::kSliding, LayerKind::kCsa, LayerKind::kHca}};
+}
 
 Limits small_limits() {
   Limits limits;
@@ -83,11 +86,14 @@ struct Fixture {
     cache.bind_rope(RopeGroup::kCompressing, {rope.data(), 512, RopeLayout::kInterleaved});
     cache.bind_layer(kSlidingLayer, binding());
     cache.bind_layer(kCsaLayer, binding());
+    cache.bind_layer(kHcaLayer, binding());
   }
   LayerBinding binding() {
     LayerBinding bound;
     bound.window_norm = bound.csa_norm = bound.indexer_norm = weights.data();
     bound.csa_bias = bound.indexer_bias = weights.data();
+    bound.hca_bias = weights.data();
+    bound.hca_norm = weights.data();
     return bound;
   }
   AppendInputs inputs(bool compressing) {
@@ -178,7 +184,7 @@ TEST_CASE("everything is zero after opening and after clear, at the same address
   CHECK(fixture.cache.pages_memory().data() == pages);
 }
 
-TEST_CASE("rings that are too small and layer kinds that are not there yet are refused") {
+TEST_CASE("rings that are too small and a model without layers are refused") {
   const auto open = [](ModelSpec spec, DeviceCacheOptions options) {
     DeviceCache(test_backend(), spec, small_limits(), options);
   };
@@ -188,7 +194,6 @@ TEST_CASE("rings that are too small and layer kinds that are not there yet are r
   DeviceCacheOptions csa;
   csa.csa_ring_tokens = 8;
   CHECK_REFUSED(open(small_spec(), csa), "at least 12");
-  CHECK_REFUSED(open(ModelSpec{{LayerKind::kHca}}, {}), "hca");
   CHECK_REFUSED(open(ModelSpec{}, {}), "layers");
 }
 
@@ -196,11 +201,17 @@ TEST_CASE("rings that are too small and layer kinds that are not there yet are r
 
 TEST_CASE("null, misaligned and short bindings are refused by name") {
   Fixture fixture;
-  const auto bind = [&](auto change) {
+  const auto bind_to = [&](LayerId layer, auto change) {
     LayerBinding binding = fixture.binding();
     change(binding);
-    fixture.cache.bind_layer(kCsaLayer, binding);
+    fixture.cache.bind_layer(layer, binding);
   };
+  const auto bind = [&](auto change) { bind_to(kCsaLayer, change); };
+  CHECK_REFUSED(bind_to(kHcaLayer, [](LayerBinding& b) { b.hca_bias = nullptr; }), "hca_bias");
+  CHECK_REFUSED(bind_to(kHcaLayer, [](LayerBinding& b) { b.hca_norm = nullptr; }), "hca_norm");
+  CHECK_REFUSED(bind_to(kHcaLayer, [](LayerBinding& b) { ++b.hca_bias; }), "hca_bias");
+  CHECK(refusal([&] { bind_to(kHcaLayer, [](LayerBinding& b) { b.csa_bias = nullptr; }); }) ==
+        "accepted");
   CHECK_REFUSED(bind([](LayerBinding& b) { b.csa_bias = nullptr; }), "csa_bias");
   CHECK_REFUSED(bind([](LayerBinding& b) { b.csa_norm = nullptr; }), "csa_norm");
   CHECK_REFUSED(bind([](LayerBinding& b) { b.indexer_bias = nullptr; }), "indexer_bias");
@@ -210,7 +221,7 @@ TEST_CASE("null, misaligned and short bindings are refused by name") {
   CHECK(refusal([&] { bind([](LayerBinding& b) { b.window_norm = nullptr; }); }) == "accepted");
   LayerBinding window_only;
   CHECK_NOTHROW(fixture.cache.bind_layer(kSlidingLayer, window_only));
-  CHECK_REFUSED(fixture.cache.bind_layer(LayerId(2), window_only), "layer 2");
+  CHECK_REFUSED(fixture.cache.bind_layer(LayerId(3), window_only), "layer 3");
   CHECK_REFUSED(fixture.cache.bind_layer(LayerId(), window_only), "layer -1");
 
   const auto rope = [&](const float* values, std::int64_t positions) {
@@ -251,7 +262,10 @@ TEST_CASE("input rows that are misaligned or overlap, and parts a kind lacks, ar
   CHECK_REFUSED(append(kCsaLayer, [](AppendInputs& in) { in.csa.stride = 2050; }), "stride");
   CHECK_REFUSED(append(kCsaLayer, [](AppendInputs& in) { in.window.stride = 516; }), "stride");
   CHECK_REFUSED(append(kCsaLayer, [](AppendInputs& in) { in.indexer.stride = -512; }), "stride");
-  CHECK_REFUSED(append(kCsaLayer, [&](AppendInputs& in) { in.hca.data = rows; }), "not supported");
+  CHECK_REFUSED(append(kCsaLayer, [&](AppendInputs& in) { in.hca.data = rows; }), "kind csa");
+  CHECK_REFUSED(append(kHcaLayer, [&](AppendInputs& in) { in.csa.data = rows; }), "kind hca");
+  CHECK_REFUSED(append(kHcaLayer, [&](AppendInputs& in) { in.hca.data = rows + 1; }), "hca");
+  CHECK_REFUSED(append(kHcaLayer, [&](AppendInputs& in) { in.hca = {rows, 1023}; }), "hca.stride");
   CHECK_REFUSED(append(kSlidingLayer, [&](AppendInputs& in) { in.csa.data = rows; }), "sliding");
   CHECK_REFUSED(append(kSlidingLayer, [&](AppendInputs& in) { in.indexer.data = rows; }),
                 "sliding");

@@ -14,10 +14,11 @@ namespace {
 
 using namespace quire;
 
-ModelSpec spec_of(std::int64_t sliding, std::int64_t csa) {
+ModelSpec spec_of(std::int64_t sliding, std::int64_t csa, std::int64_t hca = 0) {
   ModelSpec spec;
   for (std::int64_t i = 0; i < sliding; ++i) spec.layers.push_back(LayerKind::kSliding);
   for (std::int64_t i = 0; i < csa; ++i) spec.layers.push_back(LayerKind::kCsa);
+  for (std::int64_t i = 0; i < hca; ++i) spec.layers.push_back(LayerKind::kHca);
   return spec;
 }
 
@@ -42,7 +43,8 @@ void add(std::vector<MemoryPart>& parts, std::initializer_list<MemoryPart> more)
 std::vector<MemoryPart> parts_of(const MemoryLayout& layout) {
   std::vector<MemoryPart> parts;
   for (const LayerLayout& l : layout.layers) {
-    add(parts, {l.csa_pages, l.indexer_pages, l.window_ring, l.csa_state, l.indexer_state});
+    add(parts, {l.csa_pages, l.indexer_pages, l.hca_pages, l.window_ring, l.csa_state, l.indexer_state,
+                l.hca_state});
   }
   const StepTableLayout& t = layout.table;
   add(parts, {t.length, t.limit, t.stopped, t.page_table});
@@ -56,6 +58,8 @@ std::vector<MemoryPart> parts_of(const MemoryLayout& layout) {
                 b.rows,
                 b.tokens,
                 b.csa_entries,
+                b.row_hca_base,
+                b.hca_entries,
                 b.positions,
                 b.token_batch_row,
                 b.token_window_length,
@@ -106,7 +110,7 @@ TEST_CASE("no two parts overlap, each is aligned, and together they are the tota
     limits.draft_max = draw(0, 100);
     limits.tokens_max = draw(limits.draft_max + 1, 3000);
     limits.plan_buffers = draw(1, 4);
-    check_layout(make_memory_layout(spec_of(draw(1, 3), draw(0, 4)), limits, {}));
+    check_layout(make_memory_layout(spec_of(draw(1, 3), draw(0, 4), draw(0, 4)), limits, {}));
   }
 }
 
@@ -116,7 +120,9 @@ TEST_CASE("pages have the bytes of SPEC 3.4 and 3.5") {
   CHECK(main_page_bytes(2) == 1728);
   CHECK(indexer_page_bytes(64) == 8448);
   const Limits limits = some_limits();
-  const MemoryLayout layout = make_memory_layout(spec_of(0, 1), limits, {});
+  const MemoryLayout layout = make_memory_layout(spec_of(0, 1, 1), limits, {});
+  CHECK(layout.hca_page_stride == 1728);
+  CHECK(layout.layers[1].hca_pages.bytes == round_up<std::int64_t>(7 * 1728, 256));
   CHECK(layout.csa_page_stride == 37440);
   CHECK(layout.indexer_page_stride == 8448);
   CHECK(layout.layers[0].csa_pages.bytes == round_up<std::int64_t>(7 * 37440, 256));
@@ -127,17 +133,20 @@ TEST_CASE("a seat of a model like V4-Flash keeps the bytes of DESIGN 8") {
   Limits limits = some_limits();
   limits.draft_max = 0;
   limits.seats_max = 64;
-  // HCA layers have the same window ring as sliding ones.
-  const MemoryLayout layout = make_memory_layout(spec_of(22, 21), limits, {});
+  const MemoryLayout layout = make_memory_layout(spec_of(2, 21, 20), limits, {});
   std::int64_t ring = 0;
   std::int64_t state = 0;
+  std::int64_t banks = 0;
   for (const LayerLayout& layer : layout.layers) {
     ring += layer.window_ring.bytes;
     state += layer.csa_state.bytes + layer.indexer_state.bytes;
+    banks += layer.hca_state.bytes;
   }
   CHECK(ring == 64 * std::int64_t{43} * 2 * 37440);
   CHECK(ring / 64 == 3'219'840);   // 3.22 MB
   CHECK(state / 64 == 1'720'320);  // 1.72 MB
+  CHECK(banks / 64 == 20 * 2 * 3 * 512 * 4);  // 0.25 MB
+  CHECK((ring + state + banks) / 64 <= 5'200'000);
 }
 
 TEST_CASE("rings follow the drafts and options may only enlarge them") {
@@ -153,14 +162,18 @@ TEST_CASE("rings follow the drafts and options may only enlarge them") {
   check_layout(larger);
   CHECK(larger.window_ring_tokens == 320);
   CHECK(larger.layers[1].csa_state.bytes == 3 * 128 * 2048 * 4);
+  const MemoryLayout hca = make_memory_layout(spec_of(0, 0, 1), limits, {});
+  CHECK(hca.layers[0].hca_state.bytes == 3 * 72 * 3 * 512 * 4);  // a bank for each kept prefix
 }
 
 TEST_CASE("page strides are data") {
   DeviceCacheOptions options;
   options.csa_page_stride_bytes = 1'039'680;
   options.indexer_page_stride_bytes = 8704;
-  const MemoryLayout layout = make_memory_layout(spec_of(0, 2), some_limits(), options);
+  options.hca_page_stride_bytes = 2304;
+  const MemoryLayout layout = make_memory_layout(spec_of(0, 2, 1), some_limits(), options);
   check_layout(layout);
+  CHECK(layout.layers[2].hca_pages.bytes == round_up<std::int64_t>(7 * 2304, 256));
   CHECK(layout.layers[1].csa_pages.bytes == round_up<std::int64_t>(7 * 1'039'680, 256));
 }
 
@@ -190,6 +203,9 @@ TEST_CASE("options that do not hold are refused by name") {
   refuses(&O::csa_page_stride_bytes, 37424, "csa_page_stride_bytes");
   refuses(&O::csa_page_stride_bytes, 37441, "csa_page_stride_bytes");
   refuses(&O::indexer_page_stride_bytes, -8448, "indexer_page_stride_bytes");
+  refuses(&O::hca_page_stride_bytes, 1712, "hca_page_stride_bytes");
+  refuses(&O::hca_page_stride_bytes, 1736, "hca_page_stride_bytes");
+  refuses(&O::padding_hca_location, 7 * 2, "padding_hca_location");
   refuses(&O::padding_csa_location, -2, "padding_csa_location");
   refuses(&O::padding_csa_location, 7 * 64, "padding_csa_location");
   refuses(&O::padding_ring_location, 3 * 192, "padding_ring_location");
@@ -207,11 +223,25 @@ TEST_CASE("limits that cannot be addressed are refused, not wrapped around") {
                        doctest::Contains("tokens_max"), UsageError);
 }
 
-TEST_CASE("layers of kind hca are refused with the layer and what is supported") {
-  ModelSpec spec = spec_of(1, 1);
-  spec.layers.push_back(LayerKind::kHca);
-  CHECK_THROWS_WITH_AS(static_cast<void>(make_memory_layout(spec, some_limits(), {})),
-                       doctest::Contains("layer 2 is of kind hca"), UsageError);
+TEST_CASE("page-major order puts all layers of a page side by side") {
+  DeviceCacheOptions options;
+  options.page_order = PageOrder::kPageMajor;
+  options.indexer_page_stride_bytes = 8640;
+  const MemoryLayout layout = make_memory_layout(spec_of(1, 2, 2), some_limits(), options);
+  const std::int64_t stride = round_up<std::int64_t>(2 * (37440 + 8640) + 2 * 1728, 576);
+  CHECK(layout.csa_page_stride == stride);
+  CHECK(layout.indexer_page_stride == stride);
+  CHECK(layout.hca_page_stride == stride);
+  CHECK(layout.pages.bytes == round_up<std::int64_t>(7 * stride, 256));
+  CHECK(layout.seats.offset == layout.pages.end());
+  CHECK(layout.layers[0].csa_pages.offset == -1);
+  CHECK(layout.layers[1].csa_pages.offset == 0);
+  CHECK(layout.layers[1].indexer_pages.offset == 37440);
+  CHECK(layout.layers[2].csa_pages.offset == 37440 + 8640);
+  CHECK(layout.layers[3].hca_pages.offset == 2 * (37440 + 8640));
+  CHECK(layout.layers[4].hca_pages.offset == 2 * (37440 + 8640) + 1728);
+  // Sliding layers have no pages: nothing is taken for them.
+  CHECK(make_memory_layout(spec_of(3, 0), some_limits(), options).pages.bytes == 0);
 }
 
 }  // namespace

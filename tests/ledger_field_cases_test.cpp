@@ -139,7 +139,9 @@ TEST_CASE("what a reader outside the stream holds is given to nobody") {
 
 // O8
 TEST_CASE("pages are given back on the settled count, never on an optimistic one") {
-  Ledger ledger(field_limits());
+  Limits limits = field_limits();
+  limits.draft_max = 511;
+  Ledger ledger(limits);
   const RequestId a = admit_with(ledger, 600);
   prepare(ledger, {{a, 158}});
   prepare(ledger, {{a, 442}});

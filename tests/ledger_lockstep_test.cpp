@@ -164,8 +164,9 @@ class Lockstep {
     Prepared step{next_++, {}, false};
     for (const BatchRow& row : rows) {
       const std::int32_t all = row.tokens * repeat;
-      step.outcomes.push_back(
-          {chance(50) ? all : static_cast<std::int32_t>(in(0, all)), chance(5)});
+      const bool runs_once = row.tokens > limits_.draft_max + 1;
+      const auto part = static_cast<std::int32_t>(runs_once ? 0 : in(0, all));
+      step.outcomes.push_back({chance(50) ? all : part, chance(5)});
     }
     unheard_.push_back(std::move(step));
   }

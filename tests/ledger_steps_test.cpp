@@ -100,7 +100,7 @@ TEST_CASE("an update carries new owners, cells once, and limits") {
 }
 
 TEST_CASE("outcomes count at the prepare that they are due at, never earlier") {
-  Ledger ledger(small_limits());  // run_ahead_max 1
+  Ledger ledger(long_draft_limits());  // run_ahead_max 1
   const RequestId a = admit_with(ledger, 300);
   prepare(ledger, {{a, 300}});
   const std::uint64_t unheard = ledger.digest();
@@ -124,7 +124,7 @@ TEST_CASE("outcomes count at the prepare that they are due at, never earlier") {
 }
 
 TEST_CASE("prepare needs the outcome that is due, and a refused prepare counts nothing") {
-  Ledger ledger(small_limits());
+  Ledger ledger(long_draft_limits());
   const RequestId a = admit_with(ledger, 300);
   prepare(ledger, {{a, 300}});
   prepare(ledger, {});
@@ -155,7 +155,7 @@ TEST_CASE("settle refuses unknown steps, a second time, and counts out of range"
 }
 
 TEST_CASE("steps settle in any order") {
-  Limits limits = small_limits();
+  Limits limits = long_draft_limits();
   limits.run_ahead_max = 2;
   Ledger ledger(limits);
   const RequestId a = admit_with(ledger, 100);
@@ -220,7 +220,7 @@ TEST_CASE("what an abandoned update would have changed travels in the next one")
 }
 
 TEST_CASE("a released seat's limit is 0 in the next update, and only there") {
-  Ledger ledger(small_limits());
+  Ledger ledger(long_draft_limits());
   const RequestId a = admit_with(ledger, 10);
   const RequestId never_sent = admit_with(ledger, 10);
   prepare(ledger, {{a, 10}});
@@ -235,7 +235,7 @@ TEST_CASE("a released seat's limit is 0 in the next update, and only there") {
 }
 
 TEST_CASE("pages given back fall under the promise again") {
-  Limits limits = small_limits();
+  Limits limits = long_draft_limits();
   limits.run_ahead_max = 0;
   Ledger ledger(limits);
   const RequestId a = ledger.admit(1024, 512).value();

@@ -1,5 +1,5 @@
-// Plan records of explicit prefixes and extends, on a backend, against counting over tokens. P1, P3
-// and P10 are failures that users of other systems met.
+// Plan records of explicit prefixes and extends, on a backend, against what other programs planned
+// and against counting over tokens. P1, P3 and P10 are failures that users of other systems met.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -7,11 +7,13 @@
 #include <numeric>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <quire/runtime/owners.h>
 
 #include "tests/support/device_array.h"
+#include "tests/support/npy.h"
 #include "tests/support/test_backend.h"
 
 namespace {
@@ -107,7 +109,65 @@ void check_records(const std::vector<std::int32_t>& prefix, const std::vector<st
   }
 }
 
+std::vector<PlanRecord> records_of(const nlohmann::json& list) {
+  std::vector<PlanRecord> records;
+  for (const nlohmann::json& r : list) {
+    const auto field = [&](std::size_t i, const char* name) {
+      return (r.is_array() ? r[i] : r[name]).get<std::uint32_t>();
+    };
+    records.push_back({field(0, "ragged_id"), field(1, "batch_id"), field(2, "position"),
+                       field(3, "window_len")});
+  }
+  return records;
+}
+
+// The lists hold the golden records, then padding to their end.
+void check_golden(CompressionRule rule, const std::vector<std::int32_t>& prefix,
+                  const std::vector<std::int32_t>& extend, const nlohmann::json& golden) {
+  std::vector<PlanRecord> compress = records_of(golden["compress"]);
+  std::vector<PlanRecord> write = records_of(golden["write"]);
+  const std::size_t capacity = std::max(compress.size(), write.size()) + 3;
+  RecordPlanner planner(rule, prefix, extend, capacity);
+  const RecordLists lists = planner.run();
+  CHECK(lists.cu_compress.back() == static_cast<std::int32_t>(compress.size()));
+  CHECK(lists.cu_write.back() == static_cast<std::int32_t>(write.size()));
+  compress.resize(capacity, kPaddingRecord);
+  write.resize(capacity, kPaddingRecord);
+  CHECK(lists.compress == compress);
+  CHECK(lists.write == write);
+}
+
 }  // namespace
+
+TEST_CASE("48 ragged batches of both ratios give the records of the golden plans") {
+  const nlohmann::json plans = test::read_json(test::goldens() / "plans.json");
+  REQUIRE(plans.size() == 48);
+  int records = 0;
+  int of_ratio_128 = 0;
+  for (const nlohmann::json& plan : plans) {
+    CAPTURE(plan["prefix"].dump());
+    CAPTURE(plan["extend"].dump());
+    const CompressionRule rule{plan["ratio"].get<std::int32_t>(), plan["overlap"].get<bool>()};
+    check_golden(rule, plan["prefix"].get<std::vector<std::int32_t>>(),
+                 plan["extend"].get<std::vector<std::int32_t>>(), plan);
+    records += static_cast<int>(plan["compress"].size() + plan["write"].size());
+    of_ratio_128 += rule.ratio == 128 ? 1 : 0;
+  }
+  CHECK(records > 48);
+  CHECK(of_ratio_128 > 0);
+}
+
+TEST_CASE("the 90 cases of SPEC's Appendix A give its records") {
+  const nlohmann::json cases = test::read_json(test::goldens() / "c4_plan_cases.json")["cases"];
+  REQUIRE(cases.size() == 90);
+  for (const nlohmann::json& c : cases) {
+    const auto P0 = c["prefix"].get<std::int32_t>();
+    const auto E = c["extend"].get<std::int32_t>();
+    CAPTURE(P0);
+    CAPTURE(E);
+    check_golden(kCsaRule, {P0}, {E}, c);
+  }
+}
 
 TEST_CASE("P1: records of nearly equal extends name only tokens that exist, and never vary") {
   const std::vector<std::vector<std::int32_t>> cases = [] {

@@ -7,6 +7,7 @@
 #include <random>
 #include <vector>
 
+#include <quire/cache/model_spec.h>
 #include <quire/kernels/exact_math.h>
 #include <quire/kernels/rope_angle.h>
 #include <quire/runtime/base/errors.h>
@@ -30,7 +31,8 @@ bool is_nearest(float got, long double exact) {
 
 float frequency(RopeGroup group, int i) {
   const bool compressing = group == RopeGroup::kCompressing;
-  return exact::rope_frequency(compressing ? 160000.0 : 10000.0, compressing, i);
+  const ModelSpec spec = ModelSpec::deepseek_v4_flash();
+  return exact::rope_frequency(compressing ? spec.compressing_rope : spec.sliding_rope, i);
 }
 
 }  // namespace
@@ -111,6 +113,26 @@ TEST_CASE("a table holds cos and sin of each position in either layout") {
       }
     }
   }
+}
+
+TEST_CASE("a table of other parameters follows them") {
+  // Plain: angles of position 1 are the frequencies; half the pairs of theta 4 are powers of 1/2.
+  std::vector<float> values(64 * 2);
+  make_rope_table({4.0}, 2, RopeLayout::kHalves, values);
+  for (int k = 0; k < 2; ++k) {
+    CHECK(values[64 + static_cast<std::size_t>(16 * k)] == exact::cos_sin(std::ldexp(1.0f, -k)).cos);
+  }
+  // A factor of 1 is plain; a larger one slows the slow pairs only.
+  const RopeParameters yarn{160000.0, 4.0};
+  CHECK(exact::rope_frequency(yarn, 15) == exact::rope_frequency({160000.0}, 15));
+  CHECK(exact::rope_frequency(yarn, 25) == exact::rope_frequency({160000.0}, 25) / 4.0f);
+  CHECK(exact::rope_frequency({160000.0, 16.0}, 25) == exact::rope_frequency(yarn, 25) / 4.0f);
+  // Where one end lies below the first pair, every pair from the other end on is divided.
+  const RopeParameters brief{160000.0, 4.0, 6, 32.0, 1.0};
+  CHECK(exact::rope_frequency(brief, 0) == 1.0f);
+  CHECK(exact::rope_frequency(brief, 1) == exact::rope_frequency({160000.0}, 1) / 4.0f);
+  CHECK_THROWS_WITH_AS(make_rope_table({0.0}, 2, RopeLayout::kHalves, values),
+                       "RoPE table.theta is 0; supported: 2 to 1e+12", UsageError);
 }
 
 TEST_CASE("a table of the wrong size is refused") {

@@ -33,6 +33,7 @@ struct C4Memory {
         state(params.state),
         input(params.input),
         output(params.output) {
+    if (params.bias == nullptr) return;  // nothing is pooled
     widen({params.bias, type}, 0, kC4Rows * d, bias_values);
     bias_rows(bias_values, BiasOrder::kKernel, d, biases);
   }

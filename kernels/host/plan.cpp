@@ -150,7 +150,7 @@ void commit(const CommitParams& params) {
   DeviceReport& report = *params.plan.report;
   for (std::int32_t r = 0; r < params.shape.rows; ++r) {
     if (!commit_batch_row(params, r)) {
-      add_to_report(report, &report.rows_kept_too_many, params.plan.rows[r].seat);
+      add_to_report(report, &report.rows_kept_wrong, params.plan.rows[r].seat);
     }
   }
   PlanHeader& header = *params.plan.header;

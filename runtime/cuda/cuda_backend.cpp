@@ -19,6 +19,7 @@
 #include <quire/runtime/cuda/check.h>
 #include <quire/runtime/cuda/cuda_graph.h>
 #include <quire/runtime/cuda/device_guard.h>
+#include <quire/runtime/operation_checks.h>
 
 namespace quire {
 namespace {
@@ -116,36 +117,48 @@ class CudaBackend final : public Backend {
     cuda::launch_commit(params, pdl, checked(stream));
   }
   void plan_records(const RecordPlanParams& params, StreamView stream) override {
+    check(params);
     const DeviceGuard guard(device_);
     cuda::launch_plan_records(params, checked(stream));
   }
   void compress_c4_decode(const CompressC4DecodeParams& params, Pdl pdl,
                           StreamView stream) override {
+    check(params);
+    if (params.batch == 0) return;
     const DeviceGuard guard(device_);
     cuda::launch_compress_c4_decode(params, pdl, checked(stream));
   }
   void compress_c4_prefill(const CompressC4PrefillParams& params, Pdl pdl,
                            StreamView stream) override {
+    check(params);
+    if (params.compress_capacity == 0 && params.write_capacity == 0) return;
     const DeviceGuard guard(device_);
     cuda::launch_compress_c4_prefill(params, pdl, checked(stream));
   }
   void store_flashmla(const StoreParams& params, Pdl pdl, StreamView stream) override {
+    check_store_flashmla(params);
+    if (params.rows == 0) return;
     const DeviceGuard guard(device_);
     cuda::launch_store_flashmla(params, pdl, checked(stream));
   }
   void store_indexer(const StoreParams& params, Pdl pdl, StreamView stream) override {
+    check_store_indexer(params);
+    if (params.rows == 0) return;
     const DeviceGuard guard(device_);
     cuda::launch_store_indexer(params, pdl, checked(stream));
   }
   void translate_picks(const TranslatePicksParams& params, Pdl pdl, StreamView stream) override {
+    check(params);
     const DeviceGuard guard(device_);
     cuda::launch_translate_picks(params, pdl, checked(stream));
   }
   void gather_main(const GatherMainParams& params, Pdl pdl, StreamView stream) override {
+    check(params);
     const DeviceGuard guard(device_);
     cuda::launch_gather_main(params, pdl, checked(stream));
   }
   void gather_indexer(const GatherIndexerParams& params, Pdl pdl, StreamView stream) override {
+    check(params);
     const DeviceGuard guard(device_);
     cuda::launch_gather_indexer(params, pdl, checked(stream));
   }
@@ -162,7 +175,7 @@ cudaStream_t CudaBackend::checked(StreamView stream) const {
   QUIRE_CHECK(handle != nullptr && handle != cudaStreamLegacy,
               "the CUDA backend was given the legacy default stream; make a stream of your own");
   if (handle == cudaStreamPerThread) return handle;  // of whichever device is current: ours
-  // A capturing stream refuses to name its device; its first call was checked before.
+  // A capturing stream refuses to name its device; launches on a foreign one fail by themselves.
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   QUIRE_CUDA_CHECK(cudaStreamIsCapturing(handle, &status));
   if (status != cudaStreamCaptureStatusNone) return handle;

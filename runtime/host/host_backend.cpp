@@ -3,13 +3,13 @@
 //
 // Events count their records. A record that is dropped, because a task before it failed, still
 // completes: waits and joins end, and the failure comes out of the stream's own wait.
-#include <quire/kernels/gather.h>
 #include <quire/kernels/host/operations.h>
 #include <quire/kernels/known_answers.h>
 #include <quire/runtime/backend.h>
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/base/integers.h>
 #include <quire/runtime/host/host_stream.h>
+#include <quire/runtime/operation_checks.h>
 
 #include <algorithm>
 #include <condition_variable>
@@ -132,18 +132,27 @@ class HostBackend final : public Backend {
     host_stream(stream).enqueue([params] { host::commit(params); });
   }
   void plan_records(const RecordPlanParams& params, StreamView stream) override {
+    check(params);
     host_stream(stream).enqueue([params] { host::plan_records(params); });
   }
   void compress_c4_decode(const CompressC4DecodeParams& params, Pdl, StreamView stream) override {
+    check(params);
+    if (params.batch == 0) return;
     host_stream(stream).enqueue([params] { host::compress_c4_decode(params); });
   }
   void compress_c4_prefill(const CompressC4PrefillParams& params, Pdl, StreamView stream) override {
+    check(params);
+    if (params.compress_capacity == 0 && params.write_capacity == 0) return;
     host_stream(stream).enqueue([params] { host::compress_c4_prefill(params); });
   }
   void store_flashmla(const StoreParams& params, Pdl, StreamView stream) override {
+    check_store_flashmla(params);
+    if (params.rows == 0) return;
     host_stream(stream).enqueue([params] { host::store_flashmla(params); });
   }
   void store_indexer(const StoreParams& params, Pdl, StreamView stream) override {
+    check_store_indexer(params);
+    if (params.rows == 0) return;
     host_stream(stream).enqueue([params] { host::store_indexer(params); });
   }
   void translate_picks(const TranslatePicksParams& params, Pdl, StreamView stream) override {

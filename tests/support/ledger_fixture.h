@@ -28,6 +28,13 @@ inline Limits small_limits() {
           .holds_max = 2};
 }
 
+// Rows that may keep a part of many tokens: whole pages come back at once.
+inline Limits long_draft_limits() {
+  Limits limits = small_limits();
+  limits.draft_max = 1023;
+  return limits;
+}
+
 // `call` must throw a UsageError whose text contains `part`, and change nothing.
 inline void check_refused(Ledger& ledger, const std::string& part,
                           const std::function<void()>& call) {

@@ -175,7 +175,7 @@ class LedgerModel {
     free_seats_.clear();
     for (std::int32_t p = 0; p < limits_.pages; ++p) free_pages_.insert(p);
     for (std::int32_t s = 0; s < limits_.seats_max; ++s) free_seats_.insert(s);
-    sink_ = -1;
+    free_pages_.erase(sink_);  // the sink stays
     next_ = 0;
     shadow_ = device_ = Device(limits_);
   }
@@ -278,7 +278,9 @@ class LedgerModel {
         expect(device_.table[seat][size(cell)] == row.pages[size(cell)],
                "a row would write into a page that is not its own");
       }
-      const std::int64_t kept = random_.chance(60) ? planned.tokens : random_.in(0, planned.tokens);
+      const bool runs_once = planned.tokens > limits_.draft_max + 1;
+      const std::int64_t kept =
+          runs_once || random_.chance(60) ? planned.tokens : random_.in(0, planned.tokens);
       length += kept;
       outcome.kept_tokens += static_cast<std::int32_t>(kept);
       device_.stopped[seat] = random_.chance(4) ? 1 : 0;

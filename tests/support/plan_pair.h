@@ -90,7 +90,7 @@ class PlanPair {
   }
   void enqueue_commit(StepShape shape, bool use_kept = false, bool use_stop = false) {
     backend_.commit({shape, fixture_.table(), fixture_.plan(), use_kept ? kept_.data() : nullptr,
-                     use_stop ? stop_.data() : nullptr},
+                     geometry.draft_max, use_stop ? stop_.data() : nullptr},
                     Pdl::kOff, stream_);
   }
   void reference_plan(StepShape shape) {
@@ -99,7 +99,7 @@ class PlanPair {
 
   void reference_commit(StepShape shape, const std::vector<std::int32_t>& kept = {},
                         const std::vector<std::uint8_t>& stop = {}) {
-    test::reference_commit(image_, shape, kept, stop);
+    test::reference_commit(image_, shape, kept, stop, geometry.draft_max);
   }
 
   void plan(StepShape shape) {

@@ -196,7 +196,7 @@ class ReferencePlanner {
 // Empty `kept` keeps all, empty `stop` stops none.
 inline void reference_commit(PlanImage& image, StepShape shape,
                              const std::vector<std::int32_t>& kept,
-                             const std::vector<std::uint8_t>& stop) {
+                             const std::vector<std::uint8_t>& stop, std::int32_t draft_max) {
   const PlanPlaces at = image.places();
   PlanHeader& header = *at.plan.header;
   if (!(StepShape{header.rows, header.tokens_per_row, header.tokens} == shape)) return;
@@ -205,8 +205,9 @@ inline void reference_commit(PlanImage& image, StepShape shape,
     const BatchRowRecord& row = at.plan.rows[r];
     if (row.seat < 0 || row.live_tokens == 0) continue;
     const std::int32_t keep = kept.empty() ? row.live_tokens : kept[static_cast<std::size_t>(r)];
-    if (keep < 0 || keep > row.live_tokens) {
-      ++at.plan.report->rows_kept_too_many;
+    const bool runs_once = row.live_tokens > draft_max + 1;
+    if (keep < 0 || keep > row.live_tokens || (runs_once && keep < row.live_tokens)) {
+      ++at.plan.report->rows_kept_wrong;
       at.plan.report->first_failing_seat = std::min(at.plan.report->first_failing_seat, row.seat);
       continue;
     }
