@@ -27,12 +27,12 @@ void check_options(const CapacityOptions& options) {
               "CapacityOptions::seats_fraction is ", options.seats_fraction,
               "; supported: above 0, below 1");
   QUIRE_CHECK(options.rope_positions >= 0 && options.rope_positions <= kRopePositionsMax,
-              "CapacityOptions::rope_positions is ", options.rope_positions,
-              "; supported: 0 to ", kRopePositionsMax);
-  QUIRE_CHECK(options.pool_granularity_bytes >= 1 &&
-                  options.pool_granularity_bytes <= kGranularityMax,
-              "CapacityOptions::pool_granularity_bytes is ", options.pool_granularity_bytes,
-              "; supported: 1 to ", kGranularityMax);
+              "CapacityOptions::rope_positions is ", options.rope_positions, "; supported: 0 to ",
+              kRopePositionsMax);
+  QUIRE_CHECK(
+      options.pool_granularity_bytes >= 1 && options.pool_granularity_bytes <= kGranularityMax,
+      "CapacityOptions::pool_granularity_bytes is ", options.pool_granularity_bytes,
+      "; supported: 1 to ", kGranularityMax);
 }
 
 // The largest value in [least, most] for which `fits` holds; `least` is known to fit.
@@ -56,7 +56,7 @@ class Collector {
       : layout_(layout), items_(items) {}
 
   // `per_layer` items of `item_bytes` in every layer with the part.
-  std::int64_t add(Region region, const char* name, MemoryPart LayerLayout::* part,
+  std::int64_t add(Region region, const char* name, MemoryPart LayerLayout::*part,
                    std::int64_t per_layer, std::int64_t item_bytes) {
     CapacityItem item{region, name, 0, item_bytes, 0};
     for (const LayerLayout& layer : layout_.layers) {
@@ -80,15 +80,15 @@ void add_pages(Capacity& to, const MemoryLayout& layout, const DeviceCacheOption
   };
   Collector collect(layout, to.items);
   const std::int64_t pages = to.limits.pages;
-  to.page_bytes += collect.add(
-      Region::kPages, "CSA pages", &LayerLayout::csa_pages, pages,
-      taken(options.csa_page_stride_bytes, main_page_bytes(kCsaPageEntries)));
-  to.page_bytes += collect.add(
-      Region::kPages, "indexer pages", &LayerLayout::indexer_pages, pages,
-      taken(options.indexer_page_stride_bytes, indexer_page_bytes(kCsaPageEntries)));
-  to.page_bytes += collect.add(
-      Region::kPages, "HCA pages", &LayerLayout::hca_pages, pages,
-      taken(options.hca_page_stride_bytes, main_page_bytes(kHcaPageEntries)));
+  to.page_bytes +=
+      collect.add(Region::kPages, "CSA pages", &LayerLayout::csa_pages, pages,
+                  taken(options.csa_page_stride_bytes, main_page_bytes(kCsaPageEntries)));
+  to.page_bytes +=
+      collect.add(Region::kPages, "indexer pages", &LayerLayout::indexer_pages, pages,
+                  taken(options.indexer_page_stride_bytes, indexer_page_bytes(kCsaPageEntries)));
+  to.page_bytes +=
+      collect.add(Region::kPages, "HCA pages", &LayerLayout::hca_pages, pages,
+                  taken(options.hca_page_stride_bytes, main_page_bytes(kHcaPageEntries)));
   if (options.page_order == PageOrder::kLayerMajor || to.page_bytes == 0) return;
   // All strides are the same there: the whole page.
   const std::int64_t padding = layout.csa_page_stride - to.page_bytes;
@@ -102,13 +102,13 @@ void add_seats(Capacity& to, const MemoryLayout& layout) {
   Collector collect(layout, to.items);
   const std::int64_t seats = to.limits.seats_max;
   constexpr std::int64_t kRowBytes = 4 * 4;  // four vectors of fp32
-  to.seat_bytes += collect.add(
-      Region::kSeats, "window rings", &LayerLayout::window_ring, seats,
-      layout.window_ring_tokens / kWindowPageEntries * layout.window_page_bytes);
+  to.seat_bytes +=
+      collect.add(Region::kSeats, "window rings", &LayerLayout::window_ring, seats,
+                  layout.window_ring_tokens / kWindowPageEntries * layout.window_page_bytes);
   to.seat_bytes += collect.add(Region::kSeats, "CSA state", &LayerLayout::csa_state, seats,
                                layout.csa_ring_tokens * kRowBytes * kHeadDim);
-  to.seat_bytes += collect.add(Region::kSeats, "indexer state", &LayerLayout::indexer_state,
-                               seats, layout.csa_ring_tokens * kRowBytes * kIndexerDim);
+  to.seat_bytes += collect.add(Region::kSeats, "indexer state", &LayerLayout::indexer_state, seats,
+                               layout.csa_ring_tokens * kRowBytes * kIndexerDim);
   to.seat_bytes += collect.add(Region::kSeats, "HCA banks", &LayerLayout::hca_state, seats,
                                to.limits.hca_banks() * kHcaBankFloats * 4);
 }
@@ -116,16 +116,15 @@ void add_seats(Capacity& to, const MemoryLayout& layout) {
 void add_rest(Capacity& to, const MemoryLayout& layout) {
   const Limits& limits = to.limits;
   const PlanBufferLayout& buffer = layout.buffers.front();
-  to.items.push_back({Region::kScratch, "window scratch", limits.plan_buffers,
-                      buffer.scratch.bytes, layout.scratch.bytes});
-  to.items.push_back({Region::kStepTable, "lengths, limits, stopped flags", limits.seats_max, 12,
-                      layout.table.length.bytes + layout.table.limit.bytes +
-                          layout.table.stopped.bytes});
+  to.items.push_back({Region::kScratch, "window scratch", limits.plan_buffers, buffer.scratch.bytes,
+                      layout.scratch.bytes});
+  to.items.push_back(
+      {Region::kStepTable, "lengths, limits, stopped flags", limits.seats_max, 12,
+       layout.table.length.bytes + layout.table.limit.bytes + layout.table.stopped.bytes});
   to.items.push_back({Region::kStepTable, "page tables", limits.seats_max, limits.cells_max() * 4,
                       layout.table.page_table.bytes});
   to.items.push_back({Region::kPlanBuffers, "plans and views", limits.plan_buffers,
-                      layout.plan_buffers.bytes / limits.plan_buffers,
-                      layout.plan_buffers.bytes});
+                      layout.plan_buffers.bytes / limits.plan_buffers, layout.plan_buffers.bytes});
 }
 
 // One table for the sliding layers, one for the others, where there are such layers.
@@ -140,8 +139,8 @@ std::int64_t rope_tables(const ModelSpec& spec) {
   const Limits& limits = least.limits;
   throw UsageError(concat(
       "a budget of ", bytes, " bytes is too small for one request of context_max ",
-      limits.context_max, " tokens: at least ", least.total(), " bytes are needed (",
-      limits.pages, " pages: ", least.cache.pages, "; ", limits.seats_max,
+      limits.context_max, " tokens: at least ", least.total(), " bytes are needed (", limits.pages,
+      " pages: ", least.cache.pages, "; ", limits.seats_max,
       limits.seats_max == 1 ? " seat: " : " seats: ", least.cache.seats, "; window scratch for ",
       limits.tokens_max, " tokens and ", limits.rows_max, " batch rows: ", least.cache.scratch,
       "; step table: ", least.cache.step_table, "; ", limits.plan_buffers,
@@ -194,17 +193,16 @@ Capacity measure_capacity(const ModelSpec& spec, const Limits& limits,
   if (options.rope_positions > 0) {
     const std::int64_t table_bytes = options.rope_positions * kRopeDim * 4;
     capacity.rope_bytes = rope_tables(spec) * table_bytes;
-    capacity.items.push_back({Region::kRopeTables, "cos and sin", rope_tables(spec), table_bytes,
-                              capacity.rope_bytes});
+    capacity.items.push_back(
+        {Region::kRopeTables, "cos and sin", rope_tables(spec), table_bytes, capacity.rope_bytes});
   }
   const std::int64_t total = capacity.cache.total();
   capacity.pool_adds_bytes = round_up(total, options.pool_granularity_bytes) - total;
   return capacity;
 }
 
-Capacity plan_capacity(const ModelSpec& spec, const Limits& asked,
-                       const DeviceCacheOptions& layout, std::int64_t bytes,
-                       const CapacityOptions& options) {
+Capacity plan_capacity(const ModelSpec& spec, const Limits& asked, const DeviceCacheOptions& layout,
+                       std::int64_t bytes, const CapacityOptions& options) {
   Limits limits = asked;
   limits.pages = std::clamp<std::int64_t>(limits.cells_max(), 1, kPagesMax);
   const bool find_seats = limits.seats_max == 0;
@@ -231,8 +229,8 @@ Capacity plan_capacity(const ModelSpec& spec, const Limits& asked,
     });
   }
   // Without layers that have pages, a page costs nothing: what all seats can fill is enough.
-  const std::int64_t enough = least.page_bytes > 0 ? bytes / least.page_bytes
-                                                   : limits.seats_max * limits.pages;
+  const std::int64_t enough =
+      least.page_bytes > 0 ? bytes / least.page_bytes : limits.seats_max * limits.pages;
   limits.pages = largest(limits.pages, std::min(kPagesMax, enough), [&](std::int64_t pages) {
     Limits tried = limits;
     tried.pages = pages;

@@ -1,6 +1,6 @@
-// What fits into a byte budget: from the model, the limits and the layout options to counts of pages
-// and seats and a report by purpose, to the byte. Plain arithmetic over the layout that a device
-// cache really uses; no backend, nothing is allocated.
+// What fits into a byte budget: from the model, the limits and the layout options to counts of
+// pages and seats and a report by purpose, to the byte. Plain arithmetic over the layout that a
+// device cache really uses; no backend, nothing is allocated.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace quire {
 
 // What is asked beside the limits.
 struct CapacityOptions {
-  // Share of the budget that goes to seats where Limits::seats_max is 0, above 0 and below 1. What a
-  // seat takes of the step table counts as the seat's.
+  // Share of the budget that goes to seats where Limits::seats_max is 0, above 0 and below 1. What
+  // a seat takes of the step table counts as the seat's.
   double seats_fraction = 0.1;
-  // Counts RoPE tables of this many positions, for engines that let `make_rope_table` fill them: one
-  // per group that has layers. 0: the engine has its own.
+  // Counts RoPE tables of this many positions, for engines that let `make_rope_table` fill them:
+  // one per group that has layers. 0: the engine has its own.
   std::int64_t rope_positions = 0;
   // The step in which the memory source grows: what a device cache asks for is rounded up to it.
   // 1: nothing is added (memory that the engine hands over, the host).
@@ -67,9 +67,10 @@ Capacity measure_capacity(const ModelSpec& spec, const Limits& limits,
 
 // The most pages that fit into `bytes` beside everything else that the limits demand. Limits::pages
 // is not read; Limits::seats_max is kept, or found where it is 0. The result's total() is at most
-// `bytes`, with one page more it would be above. UsageError where the budget does not hold the pages
-// of one request of context_max beside the rest: it names each need; errors of `measure_capacity`.
-// Without layers that have pages (all sliding) a page costs nothing: one request's pages per seat.
+// `bytes`, with one page more it would be above. UsageError where the budget does not hold the
+// pages of one request of context_max beside the rest: it names each need; errors of
+// `measure_capacity`. Without layers that have pages (all sliding) a page costs nothing: one
+// request's pages per seat.
 Capacity plan_capacity(const ModelSpec& spec, const Limits& limits,
                        const DeviceCacheOptions& layout, std::int64_t bytes,
                        const CapacityOptions& options = {});

@@ -1,7 +1,7 @@
 // Reads a Hugging Face config.json (SPEC 5, 9). Two spellings of the schedule exist: checkpoints
-// carry `compress_ratios`, transformers writes `layer_types` with `compress_rates`; where both stand
-// they must agree. Nothing is guessed: what the caches depend on is named in the file, or refused
-// with the field and its value. The file is not trusted: its size and depth are bounded.
+// carry `compress_ratios`, transformers writes `layer_types` with `compress_rates`; where both
+// stand they must agree. Nothing is guessed: what the caches depend on is named in the file, or
+// refused with the field and its value. The file is not trusted: its size and depth are bounded.
 #include <quire/cache/model_spec.h>
 
 #include <algorithm>
@@ -34,8 +34,8 @@ constexpr const char* kModelType = "deepseek_v4";
 
 struct LayerType {
   LayerKind kind;
-  const char* name;     // in `layer_types` and `compress_rates`
-  std::int64_t ratio;   // in `compress_ratios`
+  const char* name;    // in `layer_types` and `compress_rates`
+  std::int64_t ratio;  // in `compress_ratios`
 };
 
 constexpr std::array<LayerType, 3> kLayerTypes{{
@@ -102,11 +102,9 @@ class Object {
   static std::int64_t integer_in(const json& value, const std::string& path, std::int64_t least,
                                  std::int64_t most) {
     QUIRE_CHECK(value.is_number_integer(), path, " is ", shown(value), "; expected an integer");
-    // Above 2^63 it would turn negative.
-    const bool wide = value.is_number_unsigned() &&
-                      value.get<std::uint64_t>() > static_cast<std::uint64_t>(most);
-    const auto result = wide ? 0 : value.get<std::int64_t>();
-    QUIRE_CHECK(!wide && result >= least && result <= most, path, " is ", shown(value),
+    // What lies above 2^63 turns negative here, and `least` never is.
+    const auto result = value.get<std::int64_t>();
+    QUIRE_CHECK(result >= least && result <= most, path, " is ", shown(value),
                 "; supported: ", least, " to ", most);
     return result;
   }
@@ -129,8 +127,7 @@ LayerKind kind_of_ratio(const json& value, const std::string& path) {
   for (const LayerType& type : kLayerTypes) {
     if (type.ratio == ratio) return type.kind;
   }
-  throw UsageError(concat(path, " is ", ratio,
-                          "; supported: 0 (sliding), 4 (csa), 128 (hca)"));
+  throw UsageError(concat(path, " is ", ratio, "; supported: 0 (sliding), 4 (csa), 128 (hca)"));
 }
 
 LayerKind kind_of_name(const json& value, const std::string& path) {
@@ -256,8 +253,8 @@ void read_rope(ModelSpec& spec, const Object& config) {
   spec.sliding_rope = {};
   spec.compressing_rope = {};
   std::vector<Object> holders{config};
-  const char* scaling = config.find("rope_parameters") != nullptr ? "rope_parameters"
-                                                                  : "rope_scaling";
+  const char* scaling =
+      config.find("rope_parameters") != nullptr ? "rope_parameters" : "rope_scaling";
   const Object rope = config.object(scaling, ", and so is rope_parameters");
   if (rope.find("main") != nullptr || rope.find("compress") != nullptr) {
     const Object main = rope.object("main");
@@ -288,8 +285,8 @@ json parse(std::string_view text, const std::string& name) {
                 "; expected a JSON object");
     return root;
   } catch (const json::exception& error) {
-    throw UsageError(concat(name, ": not readable as JSON (", text.size(), " bytes): ",
-                            error.what()));
+    throw UsageError(
+        concat(name, ": not readable as JSON (", text.size(), " bytes): ", error.what()));
   }
 }
 

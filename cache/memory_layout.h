@@ -1,8 +1,8 @@
 // Where everything lies in the one arena of a device cache. The same function measures and places:
 // its total is what a pool is asked for, its offsets are what the kernels address.
 //
-//   pages       of a CSA layer its CSA pages, then its indexer pages; of an HCA layer its HCA pages;
-//               layer-major, or page-major: of each page all layers, before the next page
+//   pages       of a CSA layer its CSA pages, then its indexer pages; of an HCA layer its HCA
+//               pages; layer-major, or page-major: of each page all layers, before the next page
 //   seats       per layer: window ring; then state rings of both CSA compressors, or HCA banks
 //   scratch     per plan buffer: one layer's worth of window entries, shared by its layers
 //   step table  length, limit, stopped, page table
@@ -68,8 +68,8 @@ struct MemoryLayout {
   std::int64_t window_ring_tokens = 0;
   std::int64_t csa_ring_tokens = 0;
   std::int64_t window_page_bytes = 0;
-  // From one page of a layer to its next: what a page takes, or in page-major order the bytes of all
-  // layers together.
+  // From one page of a layer to its next: what a page takes, or in page-major order the bytes of
+  // all layers together.
   std::int64_t csa_page_stride = 0;
   std::int64_t indexer_page_stride = 0;
   std::int64_t hca_page_stride = 0;

@@ -28,8 +28,8 @@ struct CompressionRule {
 inline constexpr CompressionRule kCsaRule{4, true};
 inline constexpr CompressionRule kHcaRule{128, false};
 
-// Rotary embedding of one group of layers (SPEC 3.2): angle = frequency_i x position, pairs i of 32,
-// frequency_i = theta^(-2i/64); YaRN divides the slow frequencies by `yarn_factor`.
+// Rotary embedding of one group of layers (SPEC 3.2): angle = frequency_i x position, pairs i of
+// 32, frequency_i = theta^(-2i/64); YaRN divides the slow frequencies by `yarn_factor`.
 struct RopeParameters {
   double theta = 10000.0;
   double yarn_factor = 1.0;                 // 1: plain, the rest is not used
@@ -48,7 +48,7 @@ struct ModelSpec {
   // Layers that predict further tokens (MTP). They are not among `layers` and get no memory unless
   // `with_mtp_layers` appends them.
   std::vector<LayerKind> mtp_layers = {};
-  std::int32_t head_dim = 512;     // of window and compressed entries; the last 64 carry RoPE
+  std::int32_t head_dim = 512;  // of window and compressed entries; the last 64 carry RoPE
   std::int32_t rope_dim = 64;
   std::int32_t indexer_dim = 128;  // of the indexer's keys; the last 64 carry RoPE
   std::int32_t window_tokens = 128;
@@ -78,9 +78,9 @@ struct ModelSpec {
 
   std::int64_t count(LayerKind kind) const;
 
-  // Layers [first, first + count) as a spec of their own, for one stage of a pipeline: its layer i is
-  // layer first + i here. The MTP layers stay with the stage that has the last layer. UsageError:
-  // an empty range, or one that leaves the layers.
+  // Layers [first, first + count) as a spec of their own, for one stage of a pipeline: its layer i
+  // is layer first + i here. The MTP layers stay with the stage that has the last layer.
+  // UsageError: an empty range, or one that leaves the layers.
   ModelSpec slice(std::int64_t first, std::int64_t count) const;
 
   // The MTP layers as ordinary layers behind the others (and no MTP layers any more), for engines

@@ -6,7 +6,7 @@
 namespace quire {
 namespace {
 
-constexpr std::int64_t kMainViewBytes = kMainDataBytes + kMainScaleBytes;      // 584
+constexpr std::int64_t kMainViewBytes = kMainDataBytes + kMainScaleBytes;     // 584
 constexpr std::int64_t kIndexerViewBytes = kIndexerDim + kIndexerScaleBytes;  // 132
 
 PoolView view_of(const char* call, const EntryPool& pool, std::int64_t pages,
@@ -16,8 +16,8 @@ PoolView view_of(const char* call, const EntryPool& pool, std::int64_t pages,
   QUIRE_CHECK(pool.base != nullptr, call, ": the pool has no memory");
   QUIRE_CHECK(reinterpret_cast<std::uintptr_t>(pool.base) % 16 == 0, call, ": the pool at ",
               static_cast<const void*>(pool.base), " is not 16-byte aligned");
-  QUIRE_CHECK(entries > 0 && pool.page_stride_bytes >= entry_bytes * entries, call,
-              ": pages of ", entries, " entries are ", pool.page_stride_bytes,
+  QUIRE_CHECK(entries > 0 && pool.page_stride_bytes >= entry_bytes * entries, call, ": pages of ",
+              entries, " entries are ", pool.page_stride_bytes,
               " bytes apart; supported: at least ", entry_bytes, " bytes an entry");
   return {pool.base,
           {pages, entries, 1, entry_bytes},
@@ -37,8 +37,8 @@ PoolView flashmla_view(const EntryPool& pool, std::int64_t pages, ViewTarget tar
 
 PoolView deepgemm_view(const EntryPool& pool, std::int64_t pages, ViewTarget target) {
   const PoolView view = view_of("deepgemm_view", pool, pages, kIndexerViewBytes);
-  QUIRE_CHECK(pool.page_stride_bytes % 4 == 0, "deepgemm_view: pages are ",
-              pool.page_stride_bytes, " bytes apart; DeepGEMM takes multiples of 4");
+  QUIRE_CHECK(pool.page_stride_bytes % 4 == 0, "deepgemm_view: pages are ", pool.page_stride_bytes,
+              " bytes apart; DeepGEMM takes multiples of 4");
   const bool is_64 = pool.entries_per_page == 64;
   const bool is_32 = pool.entries_per_page == 32 && target == ViewTarget::kSm100;
   QUIRE_CHECK(is_64 || is_32, "deepgemm_view: pages of ", pool.entries_per_page,

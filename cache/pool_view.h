@@ -14,7 +14,7 @@ namespace quire {
 
 struct PoolView {
   std::byte* data = nullptr;
-  std::int64_t shape[4] = {};          // elements of one byte
+  std::int64_t shape[4] = {};  // elements of one byte
   std::int64_t strides_bytes[4] = {};
 };
 

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <quire/cache/capacity.h>
 #include <quire/cache/entry_layout.h>
 #include <quire/runtime/backend.h>
 #include <quire/runtime/base/errors.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -108,8 +108,8 @@ std::string grouped(std::int64_t value) {
 
 void print_line(const char* purpose, const std::string& name, const std::string& count,
                 const std::string& each, std::int64_t bytes) {
-  std::printf("  %-13s %-31s %13s %15s %19s\n", purpose, name.c_str(), count.c_str(),
-              each.c_str(), grouped(bytes).c_str());
+  std::printf("  %-13s %-31s %13s %15s %19s\n", purpose, name.c_str(), count.c_str(), each.c_str(),
+              grouped(bytes).c_str());
 }
 
 void print_notes(const Capacity& capacity, const Settings& settings) {
@@ -121,8 +121,7 @@ void print_notes(const Capacity& capacity, const Settings& settings) {
               grouped(capacity.seat_bytes).c_str());
   const std::int64_t whole = capacity.requests_of(limits.context_max);
   std::printf("  %s requests of %s tokens at once; %s would end first\n", grouped(whole).c_str(),
-              grouped(limits.context_max).c_str(),
-              whole == limits.seats_max ? "seats" : "pages");
+              grouped(limits.context_max).c_str(), whole == limits.seats_max ? "seats" : "pages");
   const std::int64_t usable = limits.seats_max * limits.cells_max();
   if (limits.pages > usable) {
     std::printf("  %s pages more than all seats can fill: more --seats or --context use them\n",
@@ -218,8 +217,9 @@ int run(const Settings& settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("What fits into a byte budget: pages, seats and tokens of a compressed-attention cache",
-               "quire-plan");
+  CLI::App app(
+      "What fits into a byte budget: pages, seats and tokens of a compressed-attention cache",
+      "quire-plan");
   Settings settings;
   add_options(app, settings);
   CLI11_PARSE(app, argc, argv);

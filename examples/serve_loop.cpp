@@ -1,7 +1,10 @@
 // serve_loop: runs requests of a trace, or made-up ones, through Quire and prints a table.
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -19,16 +22,15 @@ struct Settings {
   WorkloadOptions workload;
   ServerOptions server;
   std::string backend = "auto";
-  std::string layers;  // empty: the model's own
+  std::string layers;  // empty: the default
 };
 
-// The stand-in model has no rows for HCA layers.
-quire::ModelSpec parse_layers(const std::string& text, ModelKind model) {
-  const std::string supported = model == ModelKind::kTinyV4 ? "sch" : "sc";
+quire::ModelSpec parse_layers(const std::string& text) {
+  const std::string supported = "sch";
   quire::ModelSpec spec;
   for (const char letter : text) {
     QUIRE_CHECK(supported.find(letter) != std::string::npos, "layers '", text, "': '",
-                std::string(1, letter), "' is no layer of this model; supported: '", supported,
+                std::string(1, letter), "' is no layer; supported: '", supported,
                 "' (s sliding, c csa, h hca)");
     spec.layers.push_back(letter == 's'   ? quire::LayerKind::kSliding
                           : letter == 'c' ? quire::LayerKind::kCsa
@@ -41,8 +43,10 @@ void add_options(CLI::App& app, Settings& settings) {
   quire::Limits& limits = settings.server.limits;
   limits.seats_max = 32;
   limits.rows_max = 32;
-  limits.tokens_max = 2048;
+  settings.server.chunk_tokens = 2048;
   settings.server.verify = 4;
+  const CLI::Range positive(std::int64_t{1}, std::int64_t{1} << 40);
+  const CLI::Range not_negative(std::int64_t{0}, std::int64_t{1} << 40);
 
   app.add_option("--model", settings.server.model,
                  "stand_in: rows are hashes, costs nothing; tiny_v4: a decoder that reads the pages")
@@ -52,8 +56,10 @@ void add_options(CLI::App& app, Settings& settings) {
   app.add_option("--trace", settings.workload.trace,
                  "Trace: .jsonl (Mooncake) or .csv (Azure); none: a synthetic workload");
   app.add_option("--requests", settings.workload.requests, "Requests to serve")
+      ->check(positive)
       ->capture_default_str();
   app.add_option("--scale", settings.workload.scale, "Divide lengths by this")
+      ->check(positive)
       ->capture_default_str();
   app.add_option("--seed", settings.workload.seed, "Seed of lengths and prompts")
       ->capture_default_str();
@@ -61,17 +67,25 @@ void add_options(CLI::App& app, Settings& settings) {
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, BadLine>{{"stop", BadLine::kStop}, {"skip", BadLine::kSkip}}))
       ->option_text("{stop,skip} [stop]");
-  app.add_option("--verify", settings.server.verify, "Requests to verify: byte for byte, and tiny_v4's tokens")
+  app.add_option("--verify", settings.server.verify,
+                 "Requests to verify, at most: byte for byte, and tiny_v4's tokens")
+      ->check(not_negative)
       ->capture_default_str();
   app.add_option("--backend", settings.backend, "auto: CUDA where a device is")
       ->check(CLI::IsMember({"auto", "host", "cuda"}))
       ->capture_default_str();
   app.add_option("--layers", settings.layers,
-                 "One letter a layer: s sliding, c csa, h hca [scc; tiny_v4: schc]");
-  app.add_option("--seats", limits.seats_max, "Live requests at once")->capture_default_str();
-  app.add_option("--pages", limits.pages, "Pages of 256 tokens; 0: as many as all seats need");
-  app.add_option("--rows", limits.rows_max, "Batch rows of one step")->capture_default_str();
-  app.add_option("--chunk", limits.tokens_max, "Prompt tokens of one prefill step")
+                 "One letter a layer: s sliding, c csa, h hca [sscccc; tiny_v4: schc]");
+  app.add_option("--seats", limits.seats_max, "Live requests at once")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--pages", limits.pages, "Pages of 256 tokens; 0: as many as all seats need")
+      ->check(not_negative);
+  app.add_option("--rows", limits.rows_max, "Batch rows of one step")
+      ->check(positive)
+      ->capture_default_str();
+  app.add_option("--chunk", settings.server.chunk_tokens, "Prompt tokens of one prefill step")
+      ->check(positive)
       ->capture_default_str();
   app.add_option("--promise", settings.server.promise, "Pages set aside at admission")
       ->transform(CLI::CheckedTransformer(std::map<std::string, Promise>{
@@ -98,40 +112,15 @@ void size_limits(quire::Limits& limits, const std::vector<TraceRequest>& request
   }
 }
 
-void print_table(const ServerStatistics& s, const quire::CacheBytes& bytes, double seconds,
-                 const char* backend) {
-  const auto row = [](const char* what, const std::string& value) {
-    std::printf("  %-34s %s\n", what, value.c_str());
-  };
-  const auto rate = [&](std::int64_t tokens) {
-    return concat(tokens, "  (", static_cast<std::int64_t>(static_cast<double>(tokens) / seconds),
-                  " a second)");
-  };
-  const auto mebibytes = [](std::int64_t count) { return concat(count / (1 << 20), " MiB"); };
-  std::printf("\nserved on the %s backend in %.2f s\n", backend, seconds);
-  row("requests finished", concat(s.requests_finished));
-  row("prompt tokens prefilled", rate(s.prompt_tokens));
-  row("output tokens decoded", rate(s.output_tokens));
-  row("prefill steps", concat(s.prefill_steps));
-  row("decode steps, captured graph", concat(s.decode_steps));
-  row("admissions that had to wait", concat(s.admissions_delayed));
-  row("preemptions", concat(s.preemptions));
-  row("seats, most at once", concat(s.seats_peak));
-  row("pages, most at once", concat(s.pages_peak));
-  row("memory: pages / seats / scratch",
-      concat(mebibytes(bytes.pages), " / ", mebibytes(bytes.seats), " / ",
-             mebibytes(bytes.scratch)));
-  row("requests verified byte for byte", concat(s.requests_verified));
-  row("bytes verified", concat(s.bytes_verified));
-}
-
 int serve(Settings& settings) {
   const auto requests = load_workload(settings.workload, [](const std::string& text) {
     std::fprintf(stderr, "serve_loop: %s\n", text.c_str());
   });
   const bool tiny_v4 = settings.server.model == ModelKind::kTinyV4;
-  if (settings.layers.empty()) settings.layers = tiny_v4 ? "schc" : "scc";
-  settings.server.spec = parse_layers(settings.layers, settings.server.model);
+  if (settings.layers.empty()) settings.layers = tiny_v4 ? "schc" : "sscccc";
+  settings.server.spec = parse_layers(settings.layers);
+  settings.server.limits.tokens_max =
+      std::max(settings.server.chunk_tokens, settings.server.limits.rows_max);
   size_limits(settings.server.limits, requests);
   const std::unique_ptr<quire::Backend> backend =
       settings.backend == "host"   ? quire::make_host_backend()
@@ -145,15 +134,16 @@ int serve(Settings& settings) {
 
   Server server(*backend, settings.server);
   const auto start = std::chrono::steady_clock::now();
-  const ServerStatistics statistics = server.run(requests, [&](const ServerStatistics& s) {
-    std::fprintf(stderr, "  %lld of %zu requests, %lld prompt and %lld output tokens\n",
-                 static_cast<long long>(s.requests_finished), requests.size(),
-                 static_cast<long long>(s.prompt_tokens),
-                 static_cast<long long>(s.output_tokens));
-  });
+  ServerStatistics statistics;
+  {
+    ProgressBar bar(static_cast<std::int64_t>(requests.size()));
+    statistics = server.run(requests, [&](const ServerStatistics& s) { bar.show(s); });
+  }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  print_table(statistics, server.cache().device().bytes(), seconds.count(),
-              cuda ? "cuda" : "host");
+  std::fputs(table_of(statistics, settings.server.limits, server.cache().device().bytes(),
+                      seconds.count())
+                 .c_str(),
+             stdout);
   return 0;
 }
 

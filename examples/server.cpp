@@ -54,8 +54,9 @@ std::vector<StepShape> Server::decode_shapes() const {
 
 ServerStatistics Server::run(const std::vector<TraceRequest>& requests,
                              const std::function<void(const ServerStatistics&)>& progress) {
-  using Clock = std::chrono::steady_clock;
   statistics_ = {};
+  last_token_.assign(requests.size(), {});
+  has_token_.assign(requests.size(), false);
   for (std::size_t i = 0; i < requests.size(); ++i) {
     const auto number = static_cast<std::int64_t>(i);
     waiting_.push_back(
@@ -97,6 +98,8 @@ void Server::admit_waiting() {
     request.id = admitted.value();
     model_->begin_request(cache_.ledger().info(request.id).seat, request.seed,
                          request.lengths.prompt_tokens, stream_);
+    last_token_[static_cast<std::size_t>(request.number)] = Clock::now();
+    has_token_[static_cast<std::size_t>(request.number)] = false;
     running_.push_back(request);
     waiting_.pop_front();
     const Usage usage = cache_.ledger().usage();
@@ -106,6 +109,7 @@ void Server::admit_waiting() {
 
 void Server::prefill_step() {
   std::vector<BatchRow> rows;
+  std::vector<std::int64_t> tokens_of;
   std::int64_t room = options_.chunk_tokens;
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Request& request = running_[i];
@@ -116,6 +120,7 @@ void Server::prefill_step() {
     if (!secure(request, tokens)) break;  // decoding goes on and frees pages
     rows.push_back({request.id, static_cast<std::int32_t>(tokens)});
     request.tokens += tokens;
+    if (!request.prefilling()) tokens_of.push_back(request.number);
     room -= tokens;
     statistics_.prompt_tokens += tokens;
   }
@@ -127,7 +132,7 @@ void Server::prefill_step() {
   const auto shape =
       StepShape::ragged(static_cast<int>(rows.size()),
                         static_cast<int>(options_.chunk_tokens - room));
-  begin(rows, shape, kPrefillBuffer);
+  begin(rows, shape, kPrefillBuffer, std::move(tokens_of));
   model_->enqueue_step(cache_.device(), kPrefillBuffer, shape, stream_);
   pending_.back().done.record(stream_);
   ++statistics_.prefill_steps;
@@ -143,19 +148,23 @@ void Server::decode_step() {
     }
   }
   std::vector<BatchRow> rows;
+  std::vector<std::int64_t> tokens_of;
   for (Request& request : running_) {
     if (request.prefilling() || request.finished()) continue;
     if (static_cast<std::int64_t>(rows.size()) == options_.limits.rows_max) break;
     rows.push_back({request.id, 1});
+    tokens_of.push_back(request.number);
     ++request.tokens;
     ++statistics_.output_tokens;
   }
   if (rows.empty()) return;
   const StepShape shape = graphs_.shape_for(static_cast<std::int64_t>(rows.size()));
-  begin(rows, shape, kDecodeBuffer);
+  begin(rows, shape, kDecodeBuffer, std::move(tokens_of));
   graphs_.launch(shape, stream_);
   pending_.back().done.record(stream_);
   ++statistics_.decode_steps;
+  ++statistics_.replays_by_rows[shape.rows];
+  statistics_.padded_rows += shape.rows - static_cast<std::int64_t>(rows.size());
 }
 
 bool Server::secure(Request& request, std::int64_t tokens) {
@@ -174,12 +183,13 @@ void Server::preempt_youngest() {
   ++statistics_.preemptions;
 }
 
-void Server::begin(std::span<const BatchRow> rows, StepShape shape, PlanBufferId buffer) {
+void Server::begin(std::span<const BatchRow> rows, StepShape shape, PlanBufferId buffer,
+                   std::vector<std::int64_t> tokens_of) {
   while (static_cast<std::int64_t>(pending_.size()) > options_.limits.run_ahead_max) {
     settle_oldest();
   }
   const StepId id = cache_.begin_step(rows, shape, buffer, stream_);
-  PendingStep step{id, {}, Event(*backend_)};
+  PendingStep step{id, {}, std::move(tokens_of), Event(*backend_)};
   for (const BatchRow& row : rows) step.outcomes.push_back({row.tokens, false});
   pending_.push_back(std::move(step));
 }
@@ -187,6 +197,15 @@ void Server::begin(std::span<const BatchRow> rows, StepShape shape, PlanBufferId
 void Server::settle_oldest() {
   pending_.front().done.wait();  // an engine reads its tokens here
   cache_.ledger().settle(pending_.front().id, pending_.front().outcomes);
+  const Clock::time_point now = Clock::now();
+  for (const std::int64_t number : pending_.front().tokens_of) {
+    const auto request = static_cast<std::size_t>(number);
+    Latencies& latencies =
+        has_token_[request] ? statistics_.next_token : statistics_.first_token;
+    latencies.add(now - last_token_[request]);
+    last_token_[request] = now;
+    has_token_[request] = true;
+  }
   pending_.pop_front();
 }
 

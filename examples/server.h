@@ -2,6 +2,7 @@
 // that are ready in one captured graph, one step ahead of what the host has heard.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -15,6 +16,7 @@
 
 #include "examples/serving_model.h"
 #include "examples/tiny_v4.h"
+#include "examples/statistics.h"
 #include "examples/workload.h"
 
 namespace quire::serving {
@@ -33,20 +35,6 @@ struct ServerOptions {
   Promise promise = Promise::kWhole;
   std::int64_t verify = 0;        // so many requests, spread over the workload
   std::uint32_t seed = 1;         // of the prompts
-};
-
-struct ServerStatistics {
-  std::int64_t requests_finished = 0;
-  std::int64_t prompt_tokens = 0;   // prefilled, tokens of preempted requests again
-  std::int64_t output_tokens = 0;   // decoded
-  std::int64_t prefill_steps = 0;
-  std::int64_t decode_steps = 0;    // replays of a captured graph
-  std::int64_t preemptions = 0;
-  std::int64_t admissions_delayed = 0;
-  std::int64_t requests_verified = 0;
-  std::int64_t bytes_verified = 0;
-  std::int64_t pages_peak = 0;
-  std::int64_t seats_peak = 0;
 };
 
 class Server {
@@ -74,9 +62,11 @@ class Server {
   };
   struct PendingStep {
     StepId id;
-    std::vector<Outcome> outcomes;  // the models keep every token
+    std::vector<Outcome> outcomes;        // the models keep every token
+    std::vector<std::int64_t> tokens_of;  // numbers of the requests that get a token by it
     Event done;
   };
+  using Clock = std::chrono::steady_clock;
 
   std::vector<StepShape> decode_shapes() const;
   void admit_waiting();
@@ -84,7 +74,8 @@ class Server {
   void decode_step();
   bool secure(Request& request, std::int64_t tokens);
   void preempt_youngest();
-  void begin(std::span<const BatchRow> rows, StepShape shape, PlanBufferId buffer);
+  void begin(std::span<const BatchRow> rows, StepShape shape, PlanBufferId buffer,
+             std::vector<std::int64_t> tokens_of);
   void settle_oldest();
   void retire_finished();
   bool verified(const Request& request) const;
@@ -99,6 +90,8 @@ class Server {
   std::deque<Request> waiting_;
   std::vector<Request> running_;  // oldest first
   std::deque<PendingStep> pending_;
+  std::vector<Clock::time_point> last_token_;  // by request number; its admission before that
+  std::vector<bool> has_token_;
   ServerStatistics statistics_;
 };
 

@@ -28,7 +28,7 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t next_token(std::uint32_t token, std::i
   return mix(token + 0x9E3779B9u * static_cast<std::uint32_t>(position + 1));
 }
 
-enum class RowPart : std::uint32_t { kWindow, kCsa, kIndexer };
+enum class RowPart : std::uint32_t { kWindow, kCsa, kIndexer, kHca };
 
 // Of one input row: everything but the channel.
 QUIRE_HOST_DEVICE constexpr std::uint32_t row_key(std::uint32_t token, std::int32_t position,

@@ -27,6 +27,9 @@ LayerWeights make_weights(LayerKind kind, std::uint32_t layer) {
     weights.csa_norm = made_up(512, key(2), 1.0f, 0.2f);
     weights.indexer_bias = made_up(8 * 128, key(3), 0.0f, 1.0f);
     weights.indexer_norm = made_up(128, key(4), 1.0f, 0.2f);
+  } else if (kind == LayerKind::kHca) {
+    weights.hca_bias = made_up(128 * 512, key(5), 0.0f, 1.0f);
+    weights.hca_norm = made_up(512, key(6), 1.0f, 0.2f);
   }
   return weights;
 }
@@ -39,6 +42,7 @@ StandInParams carve_arrays(Carver& carver, const Limits& limits) {
   arrays.window = carver.take<std::uint16_t>(limits.tokens_max * 512);
   arrays.csa = carver.take<float>(limits.tokens_max * 2048);
   arrays.indexer = carver.take<float>(limits.tokens_max * 512);
+  arrays.hca = carver.take<float>(limits.tokens_max * 1024);
   return arrays;
 }
 
@@ -46,8 +50,8 @@ std::int64_t bytes_needed(const ModelSpec& spec, const Limits& limits) {
   Carver carver(nullptr);
   carve_arrays(carver, limits);
   carver.take<float>(2 * limits.context_max * kRopeDim);
-  for (std::size_t layer = 0; layer < spec.layers.size(); ++layer) {
-    for (const std::int64_t count : {512, 8 * 512, 512, 8 * 128, 128}) carver.take<float>(count);
+  for (std::size_t layer = 0; layer < spec.layers.size(); ++layer) {  // no kind has more
+    for (const std::int64_t count : {512, 128 * 512, 512, 8 * 128, 128}) carver.take<float>(count);
   }
   return carver.used();
 }
@@ -86,6 +90,8 @@ StandInModel::StandInModel(Backend& backend, const ModelSpec& spec, const Limits
     binding.csa_norm = place(weights.csa_norm);
     binding.indexer_bias = place(weights.indexer_bias);
     binding.indexer_norm = place(weights.indexer_norm);
+    binding.hca_bias = place(weights.hca_bias);
+    binding.hca_norm = place(weights.hca_norm);
     binding.bias_order = BiasOrder::kKernel;
     bindings_.push_back(binding);
   }
@@ -136,13 +142,15 @@ void StandInModel::enqueue_step(DeviceCache& cache, PlanBufferId buffer, StepSha
   cache.enqueue_plan(buffer, stream);
   for (std::size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     params.layer = static_cast<std::int32_t>(layer);
-    params.compressing = spec_.layers[layer] == LayerKind::kCsa;
+    params.kind = spec_.layers[layer];
     run(params, false);
     AppendInputs inputs;
     inputs.window.data = params.window;
-    if (params.compressing) {
+    if (params.kind == LayerKind::kCsa) {
       inputs.csa.data = params.csa;
       inputs.indexer.data = params.indexer;
+    } else if (params.kind == LayerKind::kHca) {
+      inputs.hca.data = params.hca;
     }
     cache.append(LayerId(params.layer), buffer, inputs, stream);
   }
@@ -173,9 +181,12 @@ void stand_in_rows_host(const StandInParams& params) {
     const RowToken row = token_of_row(params, t);
     const auto at = static_cast<std::size_t>(t);
     fill(row, RowPart::kWindow, 512, params.window + at * 512, row_element_bf16);
-    if (!params.compressing) continue;
-    fill(row, RowPart::kCsa, 2048, params.csa + at * 2048, row_element);
-    fill(row, RowPart::kIndexer, 512, params.indexer + at * 512, row_element);
+    if (params.kind == LayerKind::kCsa) {
+      fill(row, RowPart::kCsa, 2048, params.csa + at * 2048, row_element);
+      fill(row, RowPart::kIndexer, 512, params.indexer + at * 512, row_element);
+    } else if (params.kind == LayerKind::kHca) {
+      fill(row, RowPart::kHca, 1024, params.hca + at * 1024, row_element);
+    }
   }
 }
 

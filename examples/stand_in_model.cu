@@ -23,14 +23,17 @@ __global__ void rows_kernel(const __grid_constant__ StandInParams params) {
   for (std::int32_t c = c0; c < 512; c += kThreads) {
     params.window[at * 512 + c] = row_element_bf16(row, window_key, c);
   }
-  if (!params.compressing) return;
-  const std::uint32_t csa_key = key(RowPart::kCsa);
-  for (std::int32_t c = c0; c < 2048; c += kThreads) {
-    params.csa[at * 2048 + c] = row_element(row, csa_key, c);
-  }
-  const std::uint32_t indexer_key = key(RowPart::kIndexer);
-  for (std::int32_t c = c0; c < 512; c += kThreads) {
-    params.indexer[at * 512 + c] = row_element(row, indexer_key, c);
+  const auto fill = [&](RowPart part, std::int32_t width, float* rows) {
+    const std::uint32_t part_key = key(part);
+    for (std::int32_t c = c0; c < width; c += kThreads) {
+      rows[at * width + c] = row_element(row, part_key, c);
+    }
+  };
+  if (params.kind == LayerKind::kCsa) {
+    fill(RowPart::kCsa, 2048, params.csa);
+    fill(RowPart::kIndexer, 512, params.indexer);
+  } else if (params.kind == LayerKind::kHca) {
+    fill(RowPart::kHca, 1024, params.hca);
   }
 }
 

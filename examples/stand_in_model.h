@@ -15,19 +15,21 @@ namespace quire::serving {
 // Weights on the host, as the model file would hold them. Shapes as in LayerBinding.
 struct LayerWeights {
   std::vector<float> window_norm, csa_bias, csa_norm, indexer_bias, indexer_norm;
+  std::vector<float> hca_bias, hca_norm;
 };
 
 struct StandInParams {
   std::int32_t layer = 0;
-  bool compressing = false;
+  LayerKind kind = LayerKind::kSliding;
   StepShape shape;
   PlanViews views;
-  std::uint32_t* seat_seed = nullptr;           // [seats]
-  std::int32_t* seat_prompt_tokens = nullptr;   // [seats]
-  std::uint32_t* seat_next_token = nullptr;           // [seats]
-  std::uint16_t* window = nullptr;                    // [tokens, 512] bf16
-  float* csa = nullptr;                               // [tokens, 2048]
-  float* indexer = nullptr;                           // [tokens, 512]
+  std::uint32_t* seat_seed = nullptr;          // [seats]
+  std::int32_t* seat_prompt_tokens = nullptr;  // [seats]
+  std::uint32_t* seat_next_token = nullptr;    // [seats]
+  std::uint16_t* window = nullptr;             // [tokens, 512] bf16
+  float* csa = nullptr;                        // [tokens, 2048]
+  float* indexer = nullptr;                    // [tokens, 512]
+  float* hca = nullptr;                        // [tokens, 1024]
 };
 
 class StandInModel : public ServingModel {

@@ -149,6 +149,14 @@ struct TinyV4::Replica {
     return options;
   }
 
+  // Admits the request and computes all its tokens; the tokens that were served follow its prompt.
+  RequestId wait_to_prefill(const ServedRequest& request, std::span<const std::int32_t> served,
+                            Stream& stream);
+  // Tokens and live bytes; returns how many bytes were compared.
+  std::int64_t compare(RequestId id, const ServedRequest& request,
+                       std::span<const std::int32_t> served, const DeviceCache& served_cache,
+                       Stream& stream) const;
+
   CacheManager cache;
   TinyV4 model;
 };
@@ -181,30 +189,47 @@ void TinyV4::wait_to_set_history(SeatId seat, std::span<const std::int32_t> toke
 std::int64_t TinyV4::wait_to_verify(const DeviceCache& cache, Stream& stream,
                                     const ServedRequest& request) {
   Replica& alone = replica(cache, stream);
-  const std::vector<std::int32_t> served =
-      wait_for_tokens(arrays_.history, request.seat, stream);
+  const std::vector<std::int32_t> served = wait_for_tokens(arrays_.history, request.seat, stream);
+  const RequestId id = alone.wait_to_prefill(request, served, stream);
+  try {
+    const std::int64_t bytes = alone.compare(id, request, served, cache, stream);
+    alone.cache.ledger().release(id);
+    return bytes;
+  } catch (...) {
+    alone.cache.ledger().release(id);
+    throw;
+  }
+}
 
-  Ledger& ledger = alone.cache.ledger();
+RequestId TinyV4::Replica::wait_to_prefill(const ServedRequest& request,
+                                           std::span<const std::int32_t> served, Stream& stream) {
+  Ledger& ledger = cache.ledger();
   const RequestId id = ledger.admit(request.tokens, request.tokens).value();
   const SeatId seat = ledger.info(id).seat;
-  alone.model.begin_request(seat, request.seed, request.prompt_tokens, stream);
-  alone.model.wait_to_set_history(seat, served, stream);
+  model.begin_request(seat, request.seed, request.prompt_tokens, stream);
+  model.wait_to_set_history(seat, served, stream);
   for (std::int64_t done = 0; done < request.tokens;) {
     const auto tokens = static_cast<std::int32_t>(
-        std::min(alone.cache.device().limits().tokens_max, request.tokens - done));
+        std::min(cache.device().limits().tokens_max, request.tokens - done));
     ledger.reserve(id, tokens).value();
     const BatchRow row{id, tokens};
     const StepShape shape = StepShape::ragged(1, tokens);
-    const StepId step = alone.cache.begin_step({&row, 1}, shape, PlanBufferId(0), stream);
-    alone.model.enqueue_step(alone.cache.device(), PlanBufferId(0), shape, stream);
+    const StepId step = cache.begin_step({&row, 1}, shape, PlanBufferId(0), stream);
+    model.enqueue_step(cache.device(), PlanBufferId(0), shape, stream);
     stream.wait();
     const Outcome outcome{tokens, false};
     ledger.settle(step, {&outcome, 1});
     done += tokens;
   }
+  return id;
+}
 
+std::int64_t TinyV4::Replica::compare(RequestId id, const ServedRequest& request,
+                                      std::span<const std::int32_t> served,
+                                      const DeviceCache& served_cache, Stream& stream) const {
+  const SeatId seat = cache.ledger().info(id).seat;
   const std::vector<std::int32_t> computed =
-      alone.model.wait_for_tokens(alone.model.arrays().predicted, seat, stream);
+      model.wait_for_tokens(model.arrays().predicted, seat, stream);
   for (std::int64_t p = request.prompt_tokens; p <= request.tokens; ++p) {
     const auto at = static_cast<std::size_t>(p);
     if (served[at] != computed[at]) {
@@ -214,11 +239,11 @@ std::int64_t TinyV4::wait_to_verify(const DeviceCache& cache, Stream& stream,
     }
   }
   std::int64_t bytes = 4 * (request.tokens - request.prompt_tokens + 1);
-  const Place there{cache, request.seat, request.pages};
-  const Place here{alone.cache.device(), seat, ledger.pages_of(id)};
+  const Place there{served_cache, request.seat, request.pages};
+  const Place here{cache.device(), seat, cache.ledger().pages_of(id)};
   LiveBytes found(there, stream, request.tokens);
   LiveBytes expected(here, stream, request.tokens);
-  for (std::size_t i = 0; i < weights_.layers.size(); ++i) {
+  for (std::size_t i = 0; i < cache.device().spec().layers.size(); ++i) {
     const LayerId layer(static_cast<std::int32_t>(i));
     const std::vector<std::byte> live = expected.of_layer(layer);
     if (found.of_layer(layer) != live) {
@@ -227,7 +252,6 @@ std::int64_t TinyV4::wait_to_verify(const DeviceCache& cache, Stream& stream,
     }
     bytes += static_cast<std::int64_t>(live.size());
   }
-  ledger.release(id);
   return bytes;
 }
 

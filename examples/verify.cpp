@@ -44,6 +44,7 @@ class Verifier {
                cache_.limits().context_max, RopeLayout::kInterleaved};
       verify_window();
       if (cache_.spec().layers[i] == LayerKind::kCsa) verify_csa();
+      if (cache_.spec().layers[i] == LayerKind::kHca) verify_hca();
     }
     return bytes_;
   }
@@ -176,6 +177,56 @@ class Verifier {
       const auto row = input_row(part, static_cast<std::int32_t>(4 * d), p);
       compare(row.data(), bytes.data() + (p % ring) * 4 * d * 4, 4 * d * 4,
               "state row of position", p);
+    }
+  }
+
+  // Over the tokens of [begin, end), which lie in one pooling window.
+  host::ChannelFolds hca_folds(std::int64_t begin, std::int64_t end) const {
+    const LayerWeights& weights = model_.weights(layer_);
+    host::ChannelFolds folds{};
+    for (std::int64_t p = begin; p < end; ++p) {
+      const std::vector<float> row = input_row(RowPart::kHca, 1024, p);
+      host::fold_hca_row(folds, {row.data(), ElementType::kFloat32}, weights.hca_bias.data(),
+                         static_cast<std::int32_t>(p));
+    }
+    return folds;
+  }
+
+  void verify_hca() {
+    const EntryPool pages = cache_.hca_pages(layer_);
+    const std::int32_t entries = pages.entries_per_page;
+    const std::int64_t page_bytes = main_page_bytes(entries);
+    ExpectedPage expected(page_bytes, entries);
+    for (std::int64_t e = 0; e < request_.tokens / 128; ++e) {
+      const std::int64_t page = request_.pages[static_cast<std::size_t>(e / entries)].value;
+      auto bytes = fetch(pages.page_of(page * entries), page_bytes);
+      std::vector<float> entry(static_cast<std::size_t>(kHeadDim));
+      host::fold_entries(hca_folds(128 * e, 128 * e + 128), kHeadDim, entry.data());
+      host::normalise(entry.data(), kHeadDim, model_.weights(layer_).hca_norm.data(),
+                      cache_.options().norm_eps);
+      host::rotate_tail(entry.data(), kHeadDim, rope_, 128 * e);
+      host::store_main_entry(entry.data(), expected.pool, e % entries,
+                             cache_.options().scale_floor);
+      compare_main(expected.pool, make_entry_pool(bytes.data(), page_bytes, entries), e % entries,
+                   "HCA entry", e);
+    }
+    verify_fold();
+  }
+
+  // Of the tokens that no entry has taken yet, in the bank that the next one reads.
+  void verify_fold() {
+    const std::int64_t length = request_.tokens;
+    if (length % 128 == 0) return;
+    const host::ChannelFolds folds = hca_folds(length / 128 * 128, length);
+    const std::int64_t bank =
+        request_.seat.value * cache_.hca_banks() + length % cache_.hca_banks();
+    constexpr std::int64_t kPartBytes = kHeadDim * std::int64_t{sizeof(float)};
+    const auto bytes =
+        fetch(cache_.hca_state(layer_) + bank * kHcaBankFloats, 3 * kPartBytes);
+    std::int64_t part = 0;
+    for (const float* expected : {folds.m, folds.z, folds.a}) {
+      compare(expected, bytes.data() + part++ * kPartBytes, kPartBytes, "HCA fold at length",
+              length);
     }
   }
 

@@ -12,9 +12,10 @@
 
 namespace quire::serving {
 
-// Compares all live bytes: CSA and indexer entries with their scales, the last 128 window entries,
-// the raw rows of the state that the next tokens need. Returns their number. Blocks: the stream must
-// hold no step of the request that is not done. Throws Error that names the first difference.
+// Compares all live bytes: CSA, indexer and HCA entries with their scales, the last 128 window
+// entries, the raw rows and folds of the state that the next tokens need. Returns their number.
+// Blocks: the stream must hold no step of the request that is not done. Throws Error that names the
+// first difference.
 std::int64_t verify_request(const DeviceCache& cache, const StandInModel& model, Stream& stream,
                             const ServedRequest& request);
 

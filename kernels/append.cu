@@ -235,7 +235,7 @@ __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row, f
   const HcaPart& part = params.hca;
   const BatchRowRecord row = load_record(params.rows + batch_row);
   HcaSpan span{row.first_token, row.start, row.seat >= 0 ? row.live_tokens : 0};
-  RowsAhead<kType> ahead;
+  ShortRows rows;
   Folds folds{};
   // Of the entry that closes first; with as many drafts as a window has tokens, more may follow.
   const int closing = kHcaWindow - 1 - row.start % kHcaWindow;
@@ -243,10 +243,7 @@ __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row, f
   Finish finish{};
   if (span.count > 0) {
     folds = begin_fold(part, row.seat, row.start, row.start);
-#pragma unroll
-    for (int k = 0; k < kRowsAhead; ++k) {
-      if (k < span.count) ahead.load_bias(part, span, k, k);
-    }
+    rows.load_bias(part, span, 0);
     if (closing < span.count) {
       location = load_record(params.tokens + span.input_row + closing).hca_location;
       finish = load_hca_finish(params, row.start + closing);
@@ -256,7 +253,7 @@ __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row, f
   pdl_wait();
   pdl_trigger();
 
-  fold_and_visit(folds, ahead, part, span, [&](int i) {
+  fold_short<kType>(folds, rows, part, span, [&](int i) {
     const std::int32_t p = row.start + i;
     if (keeps_fold(params.geometry, row, p)) store_fold(part, row.seat, p + 1, folds);
     if (!closes_entry(kHcaRule, p)) return;
@@ -338,7 +335,8 @@ __device__ void append_csa_entry(const AppendParams& params, std::int64_t index,
 }
 
 // One HCA entry: its fold so far, where the window began before this step, and the rows since.
-__device__ void append_hca_entry(const AppendParams& params, std::int64_t index, float* partial) {
+__device__ void append_hca_entry(const AppendParams& params, std::int64_t index, HcaStages& stages,
+                                 float* partial) {
   const PlanRecord record = params.hca_entries[index];
   if (record.ragged_id == kPaddingRaggedId) return;
   const HcaPart& part = params.hca;
@@ -354,7 +352,7 @@ __device__ void append_hca_entry(const AppendParams& params, std::int64_t index,
   // Inside a window only the first position of the step can stand first.
   Folds folds = begin_fold(part, seat, span.position, span.position);
   with_row_type(part.rows, [&](auto type) {
-    fold_in_window<decltype(type)::value>(folds, part, span);
+    fold_in_window<decltype(type)::value>(folds, part, span, stages);
   });
   finish_hca(params, load_hca_finish(params, p), folds, location, seat, partial);
 }
@@ -420,18 +418,20 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads, kHcaBlocksPerMultiprocessor)
+__global__ void __launch_bounds__(kThreads)
     append_ragged_hca(const __grid_constant__ AppendParams params) {
+  __shared__ HcaStages stages;
   __shared__ float partial[kWarps];
   pdl_wait();
   pdl_trigger();
-  append_hca_entry(params, blockIdx.x, partial);
+  append_hca_entry(params, blockIdx.x, stages, partial);
 }
 
 // --- Ragged, last launch: the seat ---
 
 // The folds that later steps read, of one batch row.
-__device__ void keep_hca_folds(const AppendParams& params, std::int64_t batch_row) {
+__device__ void keep_hca_folds(const AppendParams& params, std::int64_t batch_row,
+                               HcaStages& stages) {
   const BatchRowRecord row = params.rows[batch_row];
   if (row.seat < 0 || row.live_tokens <= 0) return;
   const HcaPart& part = params.hca;
@@ -443,16 +443,13 @@ __device__ void keep_hca_folds(const AppendParams& params, std::int64_t batch_ro
   with_row_type(part.rows, [&](auto type) {
     constexpr ElementType kType = decltype(type)::value;
     if (!is_short(params.geometry, row.live_tokens)) {
-      fold_in_window<kType>(folds, part, span);
+      fold_in_window<kType>(folds, part, span, stages);
       store_fold(part, row.seat, length, folds);
       return;
     }
-    RowsAhead<kType> ahead;
-#pragma unroll
-    for (int k = 0; k < kRowsAhead; ++k) {
-      if (k < span.count) ahead.load_bias(part, span, k, k);
-    }
-    fold_and_visit(folds, ahead, part, span, [&](int i) {
+    ShortRows rows;
+    rows.load_bias(part, span, 0);
+    fold_short<kType>(folds, rows, part, span, [&](int i) {
       const std::int32_t p = first + i;
       if (keeps_fold(params.geometry, row, p)) store_fold(part, row.seat, p + 1, folds);
     });
@@ -490,7 +487,7 @@ __device__ void keep_window(const AppendParams& params, std::int64_t block) {
   });
 }
 
-// Folding takes three times the registers of copying: layers without HCA do without.
+// Folding takes registers and shared memory that copying need not: layers without HCA do without.
 template <bool kWithHca>
 __global__ void __launch_bounds__(kThreads)
     append_ragged_seat(const __grid_constant__ AppendParams params) {
@@ -498,11 +495,14 @@ __global__ void __launch_bounds__(kThreads)
   pdl_trigger();
   const Blocks blocks = ragged_seat_blocks(params);
   std::int64_t block = blockIdx.x;
-  if (kWithHca && block < blocks.hca) {
-    keep_hca_folds(params, block);
-    return;
+  if constexpr (kWithHca) {
+    __shared__ HcaStages stages;
+    if (block < blocks.hca) {
+      keep_hca_folds(params, block, stages);
+      return;
+    }
+    block -= blocks.hca;
   }
-  block -= blocks.hca;
   if (block < blocks.csa) {
     write_state<kMain>(params, block);
     return;

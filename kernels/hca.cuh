@@ -2,8 +2,9 @@
 // thread, 512 channels a block (SPEC 2, 3.7). The state of a seat is the fold itself, in banks by
 // position (DESIGN 4).
 //
-// A thread keeps the next rows in flight while it folds the one in front: with one block per entry
-// a long prefill has few threads, each with much to wait for.
+// A long prefill has one block per entry, so few threads, and each has much to wait for: its next
+// rows are on their way to shared memory while it folds the one in front. Decode steps and short
+// rows have a few rows at most, which registers hold.
 #pragma once
 
 #include <quire/kernels/pool.cuh>
@@ -14,9 +15,8 @@
 
 namespace quire::cuda {
 
-// Input rows that a thread has in flight. More take registers from blocks that could run beside it.
-inline constexpr int kRowsAhead = 4;
-inline constexpr int kHcaBlocksPerMultiprocessor = 4;
+inline constexpr int kStages = 6;     // rows on their way, of a long span
+inline constexpr int kRowsAhead = 4;  // rows in registers, of a short one
 inline constexpr int kHcaWindow = kHcaRule.ratio;
 
 // --- Banks ---
@@ -91,82 +91,167 @@ struct HcaSpan {
   int count;
 };
 
-// The thread's channels of rows in flight; row i of a span is in place i mod kRowsAhead.
-template <ElementType kType>
-struct RowsAhead {
-  Four value[kRowsAhead], score[kRowsAhead], bias[kRowsAhead];
-
-  __device__ void load_bias(const HcaPart& part, const HcaSpan& span, int place, int i) {
-    bias[place] = load_hca_bias(part, span.position + i);
-  }
-  __device__ void load_row(const HcaPart& part, const HcaSpan& span, int place, int i) {
-    const int channel = Place<kHeadDim>::channel();
-    value[place] = load_once<kType>(part.rows, span.input_row + i, channel);
-    score[place] = load_once<kType>(part.rows, span.input_row + i, kHeadDim + channel);
-  }
-  // Folds the row in its place, which then takes row i + kRowsAhead.
-  template <bool kRefill>
-  __device__ void fold(Folds& folds, bool is_first, const HcaPart& part, const HcaSpan& span,
-                       int place, int i) {
-    const Four v = value[place];
-    const Four s = score[place];
-    const Four b = bias[place];
-    if (kRefill) {
-      load_bias(part, span, place, i + kRowsAhead);
-      load_row(part, span, place, i + kRowsAhead);
-    }
-    fold_row(folds, is_first, s, b, v);
-  }
+// The thread's channels of one row.
+struct HcaRow {
+  Four value, score, bias;
 };
 
-// Folds a span that lies in one pooling window. After the wait.
 template <ElementType kType>
-__device__ inline void fold_in_window(Folds& folds, const HcaPart& part, const HcaSpan& span) {
-  RowsAhead<kType> ahead;
-#pragma unroll
-  for (int k = 0; k < kRowsAhead; ++k) {
-    if (k >= span.count) break;
-    ahead.load_bias(part, span, k, k);
-    ahead.load_row(part, span, k, k);
+__device__ inline void load_hca_row(HcaRow& row, const HcaPart& part, const HcaSpan& span, int i) {
+  const int channel = Place<kHeadDim>::channel();
+  row.value = load_once<kType>(part.rows, span.input_row + i, channel);
+  row.score = load_once<kType>(part.rows, span.input_row + i, kHeadDim + channel);
+}
+__device__ inline void load_hca_bias(HcaRow& row, const HcaPart& part, const HcaSpan& span,
+                                     int i) {
+  row.bias = load_hca_bias(part, span.position + i);
+}
+__device__ inline void fold_hca_row(Folds& folds, bool is_first, const HcaRow& row) {
+  fold_row(folds, is_first, row.score, row.bias, row.value);
+}
+
+// --- Long spans: rows on their way through shared memory ---
+
+// Rows of a block on their way. Each thread reads what it has copied itself, so no barrier is needed.
+struct alignas(16) HcaStages {
+  std::byte bytes[kStages][2 * kHeadDim * sizeof(float) + kHeadDim * sizeof(float)];
+};
+
+// `kKept`: in the first-level cache too, for the blocks beside. Eight bytes always are.
+template <int kBytes, bool kKept>
+__device__ inline void copy_to_shared(std::byte* to, const void* from) {
+  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  const std::size_t global = __cvta_generic_to_global(from);
+  if constexpr (kBytes == 16 && !kKept) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(kBytes)
+                 : "memory");
   }
-  // Only the first row of a span can begin the window: the others need no check.
-  const bool is_fresh = span.position % kHcaWindow == 0;
-  int i = 0;
-  for (; i + 2 * kRowsAhead <= span.count; i += kRowsAhead) {
-#pragma unroll
-    for (int k = 0; k < kRowsAhead; ++k) {
-      ahead.template fold<true>(folds, k == 0 && i == 0 && is_fresh, part, span, k, i + k);
+}
+
+// The thread's part of the rows of a span, in order, kStages of them on their way. After the wait.
+template <ElementType kType>
+class HcaRows {
+ public:
+  __device__ HcaRows(HcaStages& stages, const HcaPart& part, const HcaSpan& span)
+      : stages_(stages.bytes[0] + Place<kHeadDim>::channel() * kBytes),
+        row_(static_cast<const std::byte*>(part.rows.data) +
+             (span.input_row * part.rows.stride + Place<kHeadDim>::channel()) * kBytes),
+        stride_bytes_(part.rows.stride * kBytes),
+        bias_(part.bias + (span.position % kHcaWindow) * kHeadDim + Place<kHeadDim>::channel()),
+        left_(span.count) {}
+
+  // Sends the next row, where there is one, into a stage that has been read.
+  __device__ void send(int stage) {
+    if (left_ > 0) {
+      std::byte* to = at(stage);
+      copy_to_shared<kChannels * kBytes, false>(to, row_);
+      copy_to_shared<kChannels * kBytes, false>(to + kHeadDim * kBytes, row_ + kHeadDim * kBytes);
+      copy_to_shared<kChannels * 4, true>(bias_at(stage), bias_);
+      row_ += stride_bytes_;
+      bias_ += kHeadDim;
+      --left_;
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+
+  // Of the rows sent, all but the youngest kStages - 1 have arrived.
+  __device__ static void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 1) : "memory");
+  }
+
+  __device__ HcaRow read(int stage) const {
+    const std::byte* from = at(stage);
+    return {of(from), of(from + kHeadDim * kBytes),
+            load_fresh(reinterpret_cast<const float*>(bias_at(stage)))};
+  }
+
+ private:
+  static constexpr int kBytes = kType == ElementType::kFloat32 ? 4 : 2;
+
+  __device__ std::byte* at(int stage) const {
+    return stages_ + stage * static_cast<int>(sizeof(HcaStages::bytes[0]));
+  }
+  __device__ std::byte* bias_at(int stage) const {
+    return at(stage) + 2 * kHeadDim * sizeof(float) +
+           Place<kHeadDim>::channel() * (static_cast<int>(sizeof(float)) - kBytes);
+  }
+  __device__ static Four of(const std::byte* from) {
+    if constexpr (kType == ElementType::kFloat32) {
+      return load_fresh(reinterpret_cast<const float*>(from));
+    } else {
+      return load_fresh_bf16(reinterpret_cast<const std::uint16_t*>(from));
     }
   }
+
+  std::byte* stages_;
+  const std::byte* row_;
+  std::int64_t stride_bytes_;
+  const float* bias_;
+  int left_;
+};
+
+// Folds a span that lies in one pooling window and is not empty. After the wait.
+template <ElementType kType>
+__device__ inline void fold_in_window(Folds& folds, const HcaPart& part, HcaSpan span,
+                                      HcaStages& stages) {
+  HcaRow first;
+  const bool begins = span.position % kHcaWindow == 0;
+  if (begins) {
+    load_hca_bias(first, part, span, 0);
+    load_hca_row<kType>(first, part, span, 0);
+    span = {span.input_row + 1, span.position + 1, span.count - 1};
+  }
+  HcaRows<kType> rows(stages, part, span);
 #pragma unroll
-  for (int n = 0; n < 2 * kRowsAhead; ++n) {  // those of which some have no row to follow
-    if (i + n >= span.count) break;
-    const bool is_first = n == 0 && i == 0 && is_fresh;
-    if (i + n + kRowsAhead < span.count) {
-      ahead.template fold<true>(folds, is_first, part, span, n % kRowsAhead, i + n);
-    } else {
-      ahead.template fold<false>(folds, is_first, part, span, n % kRowsAhead, i + n);
+  for (int k = 0; k < kStages; ++k) rows.send(k);
+  if (begins) fold_hca_row(folds, true, first);
+  rows.wait();
+  HcaRow next = rows.read(0);
+  for (int i = 0; i < span.count; i += kStages) {
+#pragma unroll
+    for (int k = 0; k < kStages; ++k) {
+      if (i + k >= span.count) return;
+      const HcaRow row = next;
+      rows.send(k);
+      rows.wait();
+      next = rows.read((k + 1) % kStages);  // behind the end: nothing, which nobody folds
+      fold_hca_row(folds, false, row);
     }
   }
 }
 
+// --- Short spans ---
+
+// Rows that a short batch row has in flight at once.
+struct ShortRows {
+  HcaRow row[kRowsAhead];
+
+  // Before the wait as well.
+  __device__ void load_bias(const HcaPart& part, const HcaSpan& span, int first) {
+#pragma unroll
+    for (int k = 0; k < kRowsAhead; ++k) {
+      if (first + k < span.count) load_hca_bias(row[k], part, span, first + k);
+    }
+  }
+};
+
 // Folds a span of any windows; `folded(i)` sees the folds behind each row. The bias of the first
 // kRowsAhead rows is loaded. After the wait.
 template <ElementType kType, class Folded>
-__device__ inline void fold_and_visit(Folds& folds, RowsAhead<kType>& ahead, const HcaPart& part,
-                                      const HcaSpan& span, const Folded& folded) {
+__device__ inline void fold_short(Folds& folds, ShortRows& rows, const HcaPart& part,
+                                  const HcaSpan& span, const Folded& folded) {
   for (int i = 0; i < span.count; i += kRowsAhead) {
+    if (i > 0) rows.load_bias(part, span, i);
 #pragma unroll
     for (int k = 0; k < kRowsAhead; ++k) {
-      if (i + k >= span.count) break;
-      if (i > 0) ahead.load_bias(part, span, k, i + k);
-      ahead.load_row(part, span, k, i + k);
+      if (i + k < span.count) load_hca_row<kType>(rows.row[k], part, span, i + k);
     }
 #pragma unroll
     for (int k = 0; k < kRowsAhead; ++k) {
       if (i + k >= span.count) break;
-      const bool is_first = (span.position + i + k) % kHcaWindow == 0;
-      ahead.template fold<false>(folds, is_first, part, span, k, i + k);
+      fold_hca_row(folds, (span.position + i + k) % kHcaWindow == 0, rows.row[k]);
       folded(i + k);
     }
   }

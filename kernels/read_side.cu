@@ -69,8 +69,7 @@ __device__ Eight load_channels(const EntryPool& pool, std::int64_t location, int
       eight.word[k] = kWide ? exact::bits(value) : exact::to_bf16(value);
     }
   } else {  // the tail's bits as they are
-    const uint4 tail =
-        *reinterpret_cast<const uint4*>(data + kNopeDim + 2 * (channel - kNopeDim));
+    const uint4 tail = *reinterpret_cast<const uint4*>(data + kNopeDim + 2 * (channel - kNopeDim));
     const std::uint32_t pairs[4] = {tail.x, tail.y, tail.z, tail.w};
 #pragma unroll
     for (int k = 0; k < kGatherChannels; ++k) {
@@ -104,8 +103,8 @@ __global__ void __launch_bounds__(kGatherThreads)
   const std::int64_t location = gather_location(params, at);
   Eight eight{};
   if (location >= 0) eight = load_channels<kWide>(params.pool, location, thread);
-  std::byte* row = static_cast<std::byte*>(params.output) +
-                   at * params.output_stride * (kWide ? 4 : 2);
+  std::byte* row =
+      static_cast<std::byte*>(params.output) + at * params.output_stride * (kWide ? 4 : 2);
   store_channels<kWide>(row, thread, eight);
 }
 

@@ -18,7 +18,8 @@
 namespace quire::exact {
 
 // Frequency of pair i of 32 (SPEC 3.2), in binary64 and rounded once. YaRN leaves pairs alone that
-// turn often in the original context, divides those that turn seldom, and blends between. Host only.
+// turn often in the original context, divides those that turn seldom, and blends between. Host
+// only.
 inline float rope_frequency(const RopeParameters& rope, int i) {
   constexpr double kDims = 64.0;
   const double plain = std::pow(rope.theta, -2.0 * i / kDims);
@@ -55,9 +56,7 @@ __device__ inline float to_float(double x) { return __double2float_rn(x); }
 QUIRE_HOST_DEVICE inline double add(double a, double b) { return a + b; }
 QUIRE_HOST_DEVICE inline double sub(double a, double b) { return a - b; }
 QUIRE_HOST_DEVICE inline double mul(double a, double b) { return a * b; }
-QUIRE_HOST_DEVICE inline double fma(double a, double b, double c) {
-  return __builtin_fma(a, b, c);
-}
+QUIRE_HOST_DEVICE inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 QUIRE_HOST_DEVICE inline std::uint64_t bits(double x) { return std::bit_cast<std::uint64_t>(x); }
 QUIRE_HOST_DEVICE inline double from_bits(std::uint64_t u) { return std::bit_cast<double>(u); }
 QUIRE_HOST_DEVICE inline float to_float(double x) { return static_cast<float>(x); }

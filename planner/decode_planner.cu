@@ -27,9 +27,7 @@ __host__ __device__ std::int64_t list_blocks_per_token(const ReadLists& read) {
 
 __device__ void write_token_lists(const PlanParams& params, std::int64_t block) {
   const ReadLists& read = params.plan.read;
-  const std::int64_t blocks = list_blocks_per_token(read);
-  const auto token = static_cast<std::int32_t>(block / blocks);
-  const std::int64_t piece = block % blocks;
+  const auto [token, piece] = list_and_piece(block, list_blocks_per_token(read));
   const std::int32_t r = token / params.shape.tokens_per_row;
   const bool same_shape = is_applied_shape(*params.plan.header, params.shape);
   const AppliedRow applied = applied_row(params.plan, same_shape, r);

@@ -120,9 +120,9 @@ __device__ void write_list_block(const PlanParams& params, std::int64_t block) {
   const std::int64_t pieces = hca_list_pieces(params.plan.read);
   const std::int64_t hca_blocks = params.shape.rows * pieces;
   if (block < hca_blocks) {
-    const std::int64_t r = block / pieces;
+    const auto [r, piece] = list_and_piece(block, pieces);
     const BatchRowRecord row = params.plan.rows[r];
-    write_hca_list(params, r, block % pieces, row, hca_entries_after(row));
+    write_hca_list(params, r, piece, row, hca_entries_after(row));
     return;
   }
   const std::int64_t warp = (block - hca_blocks) * (kPlannerThreads / 32) + threadIdx.x / 32;
@@ -130,7 +130,9 @@ __device__ void write_list_block(const PlanParams& params, std::int64_t block) {
 }
 
 // Blocks of batch rows first, a page table row each: a long row takes longest. Then the blocks of
-// tokens; the same threads pad the compact lists. Then the read lists.
+// tokens; the same threads pad the compact lists. Then the read lists, compiled apart: without them
+// the kernel is as small as it was.
+template <bool kReadLists>
 __global__ void __launch_bounds__(kPlannerThreads)
     ragged_tokens_kernel(const __grid_constant__ PlanParams params) {
   const std::int64_t block = static_cast<std::int64_t>(blockIdx.x) - params.shape.rows;
@@ -139,9 +141,11 @@ __global__ void __launch_bounds__(kPlannerThreads)
     copy_page_table_row(params, r, params.plan.rows[r]);
     return;
   }
-  if (block >= token_blocks(params)) {
-    write_list_block(params, block - token_blocks(params));
-    return;
+  if constexpr (kReadLists) {
+    if (block >= token_blocks(params)) {
+      write_list_block(params, block - token_blocks(params));
+      return;
+    }
   }
   const std::int64_t i = block * kPlannerThreads + threadIdx.x;
   if (i < params.shape.tokens) expand_token(params, static_cast<std::int32_t>(i));
@@ -160,12 +164,14 @@ void launch_ragged_plan(const PlanParams& params, cudaStream_t stream) {
   const std::int64_t list_blocks =
       params.shape.rows * hca_list_pieces(params.plan.read) + window_list_blocks(params);
   const std::int64_t blocks = params.shape.rows + token_blocks(params) + list_blocks;
-  if (blocks > 0) launch_plain(ragged_tokens_kernel, blocks, kPlannerThreads, params, stream);
+  const auto kernel = list_blocks > 0 ? ragged_tokens_kernel<true> : ragged_tokens_kernel<false>;
+  if (blocks > 0) launch_plain(kernel, blocks, kPlannerThreads, params, stream);
 }
 
 void load_ragged_planner() {
   load_kernel(ragged_rows_kernel);
-  load_kernel(ragged_tokens_kernel);
+  load_kernel(ragged_tokens_kernel<false>);
+  load_kernel(ragged_tokens_kernel<true>);
 }
 
 }  // namespace quire::cuda

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include <quire/planner/planner.cuh>
 #include <quire/planner/read_rule.h>
+#include <quire/planner/planner.cuh>
 
 namespace quire::cuda {
 
@@ -14,8 +14,19 @@ namespace quire::cuda {
 inline constexpr int kListPiece = 2048;
 
 __host__ __device__ inline std::int64_t hca_list_pieces(const ReadLists& read) {
-  return read.hca_locations == nullptr ? 0
-                                       : ceil_div(read.hca_width, std::int64_t{kListPiece});
+  return read.hca_locations == nullptr ? 0 : ceil_div(read.hca_width, std::int64_t{kListPiece});
+}
+
+struct ListPiece {
+  std::int32_t list, piece;
+};
+
+// What block `block` of those that write lists works on. A grid has less than 2^31 blocks: 32-bit
+// division, which is short.
+__device__ inline ListPiece list_and_piece(std::int64_t block, std::int64_t pieces) {
+  const auto at = static_cast<std::uint32_t>(block);
+  const auto per_list = static_cast<std::uint32_t>(pieces);
+  return {static_cast<std::int32_t>(at / per_list), static_cast<std::int32_t>(at % per_list)};
 }
 
 // Piece `piece` of list `list`; all threads of the block take part.

@@ -26,15 +26,13 @@ QUIRE_HOST_DEVICE constexpr std::int32_t window_read_location(const PlanGeometry
                                                               std::int32_t j, std::int32_t i,
                                                               std::int32_t padding) {
   if (j >= row.live_tokens || i > row.start + j) return padding;
-  return static_cast<std::int32_t>(
-      is_short(geometry, row.live_tokens)
-          ? ring_location(geometry, row.seat, row.start + j - i)
-          : scratch_location(row.first_token, batch_row, j - i));
+  return static_cast<std::int32_t>(is_short(geometry, row.live_tokens)
+                                       ? ring_location(geometry, row.seat, row.start + j - i)
+                                       : scratch_location(row.first_token, batch_row, j - i));
 }
 
 // HCA entries that are complete at token j of a batch row; 0 where it is inert.
-QUIRE_HOST_DEVICE constexpr std::int32_t hca_entries_at(const BatchRowRecord& row,
-                                                        std::int32_t j) {
+QUIRE_HOST_DEVICE constexpr std::int32_t hca_entries_at(const BatchRowRecord& row, std::int32_t j) {
   return j < row.live_tokens ? entries_of(kHcaRule, row.start + j + 1) : 0;
 }
 
@@ -49,8 +47,8 @@ QUIRE_HOST_DEVICE inline std::int32_t hca_read_location(const PlanParams& params
                                                         std::int32_t entries, std::int64_t e) {
   if (e >= entries) return params.plan.read.padding_location;
   const std::int32_t* cells = params.table.page_table + row.seat * params.table.cells;
-  return static_cast<std::int32_t>(entry_location(cells, params.geometry.hca_entries_per_page,
-                                                  static_cast<std::int32_t>(e)));
+  return static_cast<std::int32_t>(
+      entry_location(cells, params.geometry.hca_entries_per_page, static_cast<std::int32_t>(e)));
 }
 
 // Lengths of the lists of one token.

@@ -69,7 +69,9 @@ class SpyBackend final : public Backend {
     return answers;
   }
   void load_kernels() override { real_->load_kernels(); }
-  void apply(const ApplyParams&, StreamView) override { ++updates; }
+  void apply(const ApplyParams&, StreamView) override {
+    if (++updates == failing_update) throw std::bad_alloc();
+  }
   void plan(const PlanParams& params, StreamView) override { plans.push_back(params); }
   void append(const AppendParams& params, Pdl pdl, StreamView) override {
     appends.push_back({pdl, params});
@@ -85,6 +87,7 @@ class SpyBackend final : public Backend {
   void store_indexer(const StoreParams&, Pdl, StreamView) override {}
 
   int wrong_answer = -1;
+  int failing_update = -1;
 
  private:
   std::unique_ptr<Backend> real_ = make_host_backend();
@@ -135,6 +138,7 @@ struct Fixture {
   }
 };
 
+// G1
 TEST_CASE("one allocation of exactly bytes_needed is asked of a pool with exactly that budget") {
   Fixture fixture;
   const std::int64_t needed = DeviceCache::bytes_needed(fixture.spec, small_limits()).total();
@@ -231,6 +235,33 @@ TEST_CASE("plans and appends have the room of their shape, not of the limits") {
   CHECK(fixture.backend.appends.back().params.shape == StepShape::ragged(2, 20));
   fixture.plan(StepShape::decode(3));
   CHECK(fixture.backend.plans.back().csa_entry_capacity == 0);
+}
+
+TEST_CASE("an update that fails halfway, however it fails, breaks the cache for good") {
+  Limits limits = small_limits();
+  limits.seats_max = limits.rows_max = limits.tokens_max = 3000;
+  limits.pages = 3000;
+  StepUpdate update(limits);
+  update.start(0, kBuffer, StepShape::decode(3000), 1);
+  for (std::int32_t seat = 0; seat < 3000; ++seat) {
+    update.add(BatchRowUpdate{seat, 1, 1, BatchRowUpdate::kNewOwner});
+  }
+  update.seal();
+  REQUIRE(update.bytes().size() > kUpdateChunkBytes);
+  SpyBackend backend;
+  const Stream stream(backend);
+  {
+    DeviceCache cache(backend, ModelSpec{{LayerKind::kSliding}}, limits);
+    backend.failing_update = backend.updates + 1;
+    CHECK_THROWS_AS(cache.apply(update, stream), std::bad_alloc);
+    CHECK_NOTHROW(cache.apply(update, stream));  // nothing had changed
+  }
+  DeviceCache cache(backend, ModelSpec{{LayerKind::kSliding}}, limits);
+  backend.failing_update = backend.updates + 2;
+  CHECK_THROWS_AS(cache.apply(update, stream), std::bad_alloc);
+  CHECK_THROWS_WITH_AS(cache.apply(update, stream),
+                       doctest::Contains("half of the update of step 0"), BrokenInvariant);
+  CHECK_THROWS_AS(cache.enqueue_plan(kBuffer, stream), BrokenInvariant);
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ struct Fixture {
   }
 };
 
+// G3
 TEST_CASE("a fill and a copy arrive in stream order") {
   Fixture fixture;
   std::vector<std::uint8_t> expected(kBytes, 0x11);
@@ -198,6 +199,7 @@ TEST_CASE("a fork that joins becomes part of the capture") {
   CHECK(seen.back() == 0x03);
 }
 
+// G4
 TEST_CASE("a capture body that throws leaves the stream usable and the next capture works") {
   Fixture fixture;
   Backend& backend = fixture.backend;

@@ -1,5 +1,5 @@
-// Capacity: counts and reports against page and seat formulas written anew from SPEC 3.4, 3.5 and 5,
-// against what a device cache asks for, and the program quire-plan against both.
+// Capacity: counts and reports against page and seat formulas written anew from SPEC 3.4, 3.5 and
+// 5, against what a device cache asks for, and the program quire-plan against both.
 #include <doctest/doctest.h>
 #include <sys/wait.h>
 
@@ -12,9 +12,9 @@
 #include <random>
 #include <string>
 
-#include <nlohmann/json.hpp>
 #include <quire/cache/capacity.h>
 #include <quire/runtime/base/errors.h>
+#include <nlohmann/json.hpp>
 
 namespace quire {
 namespace {
@@ -82,6 +82,13 @@ void check_report(const Capacity& capacity, const ModelSpec& spec,
   for (const std::int64_t sum : sums) all += sum;
   CHECK(all == asked.total() + capacity.rope_bytes);
   CHECK(capacity.cache.total() == asked.total());
+  const auto layers = static_cast<std::int64_t>(spec.layers.size());
+  const std::int64_t pages_rounding = asked.pages - capacity.limits.pages * capacity.page_bytes;
+  CHECK(pages_rounding >= 0);
+  CHECK(pages_rounding <= 255 * 2 * layers);
+  const std::int64_t seats_rounding = asked.seats - capacity.limits.seats_max * capacity.seat_bytes;
+  CHECK(seats_rounding >= 0);
+  CHECK(seats_rounding <= 255 * 3 * layers);
   CHECK(capacity.total() == all + capacity.pool_adds_bytes);
 }
 
@@ -184,8 +191,7 @@ TEST_CASE("RoPE tables are counted for the groups that have layers") {
         2 * kTable);
   CHECK(plan_capacity(ModelSpec::deepseek_v4_pro(), limits, {}, 8 * kGib, options).rope_bytes ==
         kTable);
-  CHECK(plan_capacity(ModelSpec::deepseek_v4_pro().with_mtp_layers(), limits, {}, 8 * kGib,
-                      options)
+  CHECK(plan_capacity(ModelSpec::deepseek_v4_pro().with_mtp_layers(), limits, {}, 8 * kGib, options)
             .rope_bytes == 2 * kTable);
   CHECK(plan_capacity(ModelSpec::deepseek_v4_flash(), limits, {}, 8 * kGib).rope_bytes == 0);
 }
@@ -201,9 +207,10 @@ TEST_CASE("a budget that does not hold one request is refused with every need") 
         refusal([&] { static_cast<void>(plan_capacity(spec, limits, {}, bytes)); });
     CAPTURE(text);
     for (const std::string& part :
-         {std::to_string(bytes) + " bytes is too small", std::to_string(least) + " bytes are needed",
-          std::string("context_max 131072"), std::string("512 pages"), std::string("64 seats"),
-          std::string("window scratch"), std::string("step table"), std::string("plan buffers")}) {
+         {std::to_string(bytes) + " bytes is too small",
+          std::to_string(least) + " bytes are needed", std::string("context_max 131072"),
+          std::string("512 pages"), std::string("64 seats"), std::string("window scratch"),
+          std::string("step table"), std::string("plan buffers")}) {
       CHECK(mentions(text, part));
     }
   }
@@ -230,9 +237,8 @@ TEST_CASE("limits and options out of range are refused by name") {
   const ModelSpec spec = ModelSpec::deepseek_v4_flash();
   const auto text_of = [&](const Limits& limits, const CapacityOptions& options,
                            const DeviceCacheOptions& layout = {}) {
-    return refusal([&] {
-      static_cast<void>(plan_capacity(spec, limits, layout, 8 * kGib, options));
-    });
+    return refusal(
+        [&] { static_cast<void>(plan_capacity(spec, limits, layout, 8 * kGib, options)); });
   };
   const Limits good = serving_limits();
   CHECK(text_of(good, {}) == "accepted");
@@ -318,10 +324,10 @@ TEST_CASE("quire-plan gives the counts that follow from SPEC 5 at 8, 40 and 100 
 }
 
 TEST_CASE("quire-plan prints a table and takes every option") {
-  const Answer answer = ask(
-      "--model flash --bytes 9000000000 --seats 0 --seats-share 0.2 --context 65536 --rows 32 "
-      "--tokens 4096 --drafts 2 --run-ahead 2 --plan-buffers 2 --indexer-stride 8640 "
-      "--csa-stride 37456 --hca-stride 1744 --granularity-mib 2 --rope-tables --mtp");
+  const Answer answer =
+      ask("--model flash --bytes 9000000000 --seats 0 --seats-share 0.2 --context 65536 --rows 32 "
+          "--tokens 4096 --drafts 2 --run-ahead 2 --plan-buffers 2 --indexer-stride 8640 "
+          "--csa-stride 37456 --hca-stride 1744 --granularity-mib 2 --rope-tables --mtp");
   CAPTURE(answer.text);
   CHECK(answer.code == 0);
   for (const char* part : {"44 layers (3 sliding, 21 csa, 20 hca)", "8,640", "37,456", "1,744",
@@ -340,8 +346,9 @@ TEST_CASE("quire-plan says what would not fit and why, with exit code 1") {
   CHECK(mentions(answer.text, "\"fits\": true"));
   answer = ask("--model pro --gib 1");
   CHECK(answer.code == 1);
-  CHECK(mentions(answer.text, "does not fit: a budget of 1073741824 bytes is too small for one "
-                              "request of context_max 131072 tokens"));
+  CHECK(mentions(answer.text,
+                 "does not fit: a budget of 1073741824 bytes is too small for one "
+                 "request of context_max 131072 tokens"));
   answer = ask("--model flash --gib 8 --context 2000000");
   CHECK(answer.code == 1);
   CHECK(mentions(answer.text, "--context is 2000000, but the model has 1048576"));

@@ -10,6 +10,7 @@
 
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -169,6 +170,7 @@ TEST_CASE("a cache on a pool with exactly its bytes opens on the host") {
         fixture.cache.step_table_memory().data());
 }
 
+// G2
 TEST_CASE("everything is zero after opening and after clear, at the same addresses") {
   Fixture fixture;
   const auto zeros = std::vector<std::byte>(fixture.lasting_bytes().size());
@@ -184,6 +186,7 @@ TEST_CASE("everything is zero after opening and after clear, at the same address
   CHECK(fixture.cache.pages_memory().data() == pages);
 }
 
+// P9
 TEST_CASE("rings that are too small and a model without layers are refused") {
   const auto open = [](ModelSpec spec, DeviceCacheOptions options) {
     DeviceCache(test_backend(), spec, small_limits(), options);
@@ -195,6 +198,26 @@ TEST_CASE("rings that are too small and a model without layers are refused") {
   csa.csa_ring_tokens = 8;
   CHECK_REFUSED(open(small_spec(), csa), "at least 12");
   CHECK_REFUSED(open(ModelSpec{}, {}), "layers");
+}
+
+TEST_CASE("a scale floor or a norm epsilon that no arithmetic can take is refused by name") {
+  const auto open = [](auto change) {
+    DeviceCacheOptions options;
+    change(options);
+    DeviceCache(test_backend(), small_spec(), small_limits(), options);
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float bad : {0.0f, -1e-4f, 1e-37f, nan, infinity}) {
+    CHECK_REFUSED(open([&](DeviceCacheOptions& o) { o.scale_floor = bad; }),
+                  "DeviceCacheOptions::scale_floor is");
+  }
+  for (const float bad : {-1e-6f, nan, infinity, -infinity}) {
+    CHECK_REFUSED(open([&](DeviceCacheOptions& o) { o.norm_eps = bad; }),
+                  "DeviceCacheOptions::norm_eps is");
+  }
+  CHECK_NOTHROW(open([](DeviceCacheOptions& o) { o.norm_eps = 0.0f; }));
+  CHECK_NOTHROW(open([](DeviceCacheOptions& o) { o.scale_floor = 1e-8f; }));
 }
 
 // --- Binding ---
@@ -262,6 +285,10 @@ TEST_CASE("input rows that are misaligned or overlap, and parts a kind lacks, ar
   CHECK_REFUSED(append(kCsaLayer, [](AppendInputs& in) { in.csa.stride = 2050; }), "stride");
   CHECK_REFUSED(append(kCsaLayer, [](AppendInputs& in) { in.window.stride = 516; }), "stride");
   CHECK_REFUSED(append(kCsaLayer, [](AppendInputs& in) { in.indexer.stride = -512; }), "stride");
+  for (const std::int64_t far : {std::int64_t{1} << 40, std::int64_t{1} << 61,
+                                 std::numeric_limits<std::int64_t>::max() - 511}) {
+    CHECK_REFUSED(append(kCsaLayer, [&](AppendInputs& in) { in.csa.stride = far; }), "at most");
+  }
   CHECK_REFUSED(append(kCsaLayer, [&](AppendInputs& in) { in.hca.data = rows; }), "kind csa");
   CHECK_REFUSED(append(kHcaLayer, [&](AppendInputs& in) { in.csa.data = rows; }), "kind hca");
   CHECK_REFUSED(append(kHcaLayer, [&](AppendInputs& in) { in.hca.data = rows + 1; }), "hca");
@@ -276,6 +303,7 @@ TEST_CASE("input rows that are misaligned or overlap, and parts a kind lacks, ar
   fixture.stream.wait();
 }
 
+// G6
 TEST_CASE("plan, append and commit without what must come before are refused") {
   Fixture fixture;
   const auto append = [&] {
@@ -403,6 +431,42 @@ TEST_CASE("updates with indices beyond the limits are refused and change nothing
   CHECK_NOTHROW(apply(one, {new_row(0, 1, 4)}, {{0, 0, 0}}));  // the id was not used up
 }
 
+TEST_CASE("an update that names a seat twice is refused and changes nothing") {
+  Fixture fixture;
+  const auto before = fixture.lasting_bytes();
+  const auto apply = [&](std::vector<BatchRowUpdate> rows, std::vector<LimitUpdate> lowered = {}) {
+    fixture.cache.apply(make_update(0, StepShape::ragged(3, 8), rows, {}, lowered),
+                        fixture.stream);
+  };
+  CHECK_REFUSED(apply({new_row(2, 1, 4), new_row(0, 1, 4), new_row(2, 1, 9)}),
+                "a batch row names seat 2, which the update names already");
+  CHECK_REFUSED(apply({new_row(1, 1, 4)}, {{1, 0}}), "a lowered limit names seat 1");
+  CHECK_REFUSED(apply({}, {{3, 0}, {0, 0}, {3, 1}}), "a lowered limit names seat 3");
+  CHECK(fixture.lasting_bytes() == before);
+  // Cells of a named seat are its own, and the next update may name the same seats again.
+  CHECK_NOTHROW(apply({new_row(2, 1, 4), new_row(0, 1, 4)}, {{1, 0}, {3, 0}}));
+  CHECK_NOTHROW(fixture.cache.apply(make_update(1, StepShape::ragged(3, 8), {new_row(2, 1, 4)},
+                                                {{2, 0, 1}, {2, 1, 2}}, {{1, 0}}),
+                                    fixture.stream));
+  fixture.stream.wait();
+}
+
+TEST_CASE("a row longer than draft_max + 1 tokens in a repeated step is refused") {
+  Fixture fixture;
+  StepUpdate update(small_limits());
+  const auto apply = [&](std::int32_t tokens, std::int32_t repeat) {
+    update.start(0, kBuffer, StepShape::ragged(2, 8), repeat);
+    update.add(new_row(0, tokens, 12));
+    update.seal();
+    fixture.cache.apply(update, fixture.stream);
+  };
+  CHECK_REFUSED(apply(3, 2), "3 tokens and repeat is 2");
+  CHECK(refusal([&] { apply(2, 2); }) == "accepted");
+  fixture.cache.clear(fixture.stream);
+  CHECK(refusal([&] { apply(3, 1); }) == "accepted");
+  fixture.stream.wait();
+}
+
 TEST_CASE("streams of another backend are refused everywhere") {
   Fixture fixture;
   fixture.start(StepShape::decode(1));
@@ -449,6 +513,7 @@ TEST_CASE("an update larger than one launch arrives whole") {
 
 // --- Many steps, and graphs ---
 
+// G1
 TEST_CASE("steps move lengths to the limit and no address ever changes") {
   Fixture fixture;
   const PlanBuffer plan = fixture.cache.plan_buffer(kBuffer);
@@ -510,6 +575,7 @@ struct GraphFixture {
   CacheManager manager;
 };
 
+// G5
 TEST_CASE("decode graphs find the smallest shape with room and refuse a batch above the largest") {
   GraphFixture fixture;
   const DecodeGraphs graphs = fixture.capture(
@@ -551,6 +617,7 @@ TEST_CASE("a graph replays the applied step and refuses another shape") {
   fixture.stream.wait();
 }
 
+// G4
 TEST_CASE("a step that throws while it is captured passes through and leaves the stream usable") {
   GraphFixture fixture;
   const std::vector<StepShape> shapes{StepShape::decode(2)};

@@ -107,6 +107,14 @@ std::vector<std::byte> stored_bytes() {
   return page;
 }
 
+// SPEC 3.7 as it is written, with an exponential for either operand.
+exact::Fold fold_by_the_letter(const exact::Fold& old, float s, float v) {
+  const float m = exact::max(old.m, s);
+  const float x = old.m == m ? 1.0f : exact::exp0(exact::sub(old.m, m));
+  const float y = s == m ? 1.0f : exact::exp0(exact::sub(s, m));
+  return {m, exact::fma(old.z, x, y), exact::fma(y, v, exact::mul(old.a, x))};
+}
+
 }  // namespace
 
 TEST_CASE("the maximum is NaN if either is, and +0 above -0") {
@@ -139,14 +147,6 @@ TEST_CASE("the exponential keeps its bounds") {
     worst = std::max(worst, std::abs(exact::exp0(x) / expected - 1.0));
   }
   CHECK(worst < 1.0e-7);
-}
-
-// SPEC 3.7 as it is written, with an exponential for either operand.
-exact::Fold fold_by_the_letter(const exact::Fold& old, float s, float v) {
-  const float m = exact::max(old.m, s);
-  const float x = old.m == m ? 1.0f : exact::exp0(exact::sub(old.m, m));
-  const float y = s == m ? 1.0f : exact::exp0(exact::sub(s, m));
-  return {m, exact::fma(old.z, x, y), exact::fma(y, v, exact::mul(old.a, x))};
 }
 
 TEST_CASE("a fold with one exponential has the bits of SPEC 3.7's two") {
@@ -214,6 +214,7 @@ TEST_CASE("e4m3 is the nearest code, ties to even, saturating") {
   CHECK(exact::to_e4m3(from_bits(1)) == 0);
 }
 
+// W3
 TEST_CASE("a tile with an infinity gets scale 255 and NaN bytes, one of NaN alone the floor's") {
   CHECK(exact::scale_byte(kInfinity) == 255);
   CHECK(exact::quantise_main(1.0f, 255) == 0x7F);
@@ -225,6 +226,7 @@ TEST_CASE("a tile with an infinity gets scale 255 and NaN bytes, one of NaN alon
   CHECK(exact::quantise_indexer(1.0f, kInfinity, 0.0f) == 0x7F);
 }
 
+// G8
 TEST_CASE("host operations give the same bytes whatever environment the thread has") {
   REQUIRE_FALSE(is_foreign());
   const std::vector<float> outputs = compress_outputs();

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include <quire/cache/model_spec.h>
 #include <quire/runtime/base/errors.h>
+#include <nlohmann/json.hpp>
 
 namespace {
 
@@ -44,11 +44,38 @@ const char* const kTransformers = R"({
   "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}})";
 
 // What JSON writers and attackers put where a number, name or list belongs.
-const char* const kFragments[] = {
-    "-1", "0", "1", "4", "128", "511", "512.0", "2147483648", "-9223372036854775808",
-    "18446744073709551615", "18446744073709551616", "1e308", "1e999", "-0.0", "NaN", "Infinity",
-    "null", "true", "\"\"", "\"yarn\"", "\"\\ud800\"", "\"\\u0000\"", "[]", "{}", "[[[[",
-    "\"type\": \"type\",", "\"head_dim\": 512, \"head_dim\":", ",", ":", "\\", "\xff", "\xef\xbb\xbf"};
+const char* const kFragments[] = {"-1",
+                                  "0",
+                                  "1",
+                                  "4",
+                                  "128",
+                                  "511",
+                                  "512.0",
+                                  "2147483648",
+                                  "-9223372036854775808",
+                                  "18446744073709551615",
+                                  "18446744073709551616",
+                                  "1e308",
+                                  "1e999",
+                                  "-0.0",
+                                  "NaN",
+                                  "Infinity",
+                                  "null",
+                                  "true",
+                                  "\"\"",
+                                  "\"yarn\"",
+                                  "\"\\ud800\"",
+                                  "\"\\u0000\"",
+                                  "[]",
+                                  "{}",
+                                  "[[[[",
+                                  "\"type\": \"type\",",
+                                  "\"head_dim\": 512, \"head_dim\":",
+                                  ",",
+                                  ":",
+                                  "\\",
+                                  "\xff",
+                                  "\xef\xbb\xbf"};
 
 class Mutator {
  public:

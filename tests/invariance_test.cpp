@@ -110,6 +110,7 @@ TEST_CASE("200 seeded chunkings of each length 13 to 40 give the same bytes") {
   }
 }
 
+// S3
 TEST_CASE("200 seeded chunkings of each length 500 to 520 give the same bytes") {
   constexpr std::uint32_t kSeed = 7;
   MESSAGE("seed " << kSeed);
@@ -270,6 +271,7 @@ TEST_CASE("a decode step run twice before its commit, or committed twice, gives 
   }
 }
 
+// P14
 TEST_CASE("any accepted prefix of drafted tokens leaves the bytes of a run that never drafted") {
   constexpr std::uint32_t kSeed = 5;
   MESSAGE("seed " << kSeed);
@@ -298,6 +300,7 @@ TEST_CASE("any accepted prefix of drafted tokens leaves the bytes of a run that 
   }
 }
 
+// S9
 TEST_CASE("host and this backend hold the same bytes, also of NaN, infinities, -0 and subnormals") {
   const auto host = make_host_backend();
   for (const RowStyle style : {RowStyle::kPlain, RowStyle::kNasty}) {

@@ -48,8 +48,12 @@ TestEngineOptions engine_options(const DeviceCacheOptions& cache, RowStyle style
   TestEngineOptions options;
   options.spec.layers = {LayerKind::kHca, LayerKind::kSliding, LayerKind::kCsa, LayerKind::kHca,
                          LayerKind::kCsa};
-  options.limits = {.seats_max = 3, .pages = 9, .rows_max = 3, .tokens_max = 320,
-                    .context_max = 700, .draft_max = 2};
+  options.limits = {.seats_max = 3,
+                    .pages = 9,
+                    .rows_max = 3,
+                    .tokens_max = 320,
+                    .context_max = 700,
+                    .draft_max = 2};
   options.cache = cache;
   options.style = style;
   options.contents = 3;

@@ -43,8 +43,8 @@ void add(std::vector<MemoryPart>& parts, std::initializer_list<MemoryPart> more)
 std::vector<MemoryPart> parts_of(const MemoryLayout& layout) {
   std::vector<MemoryPart> parts;
   for (const LayerLayout& l : layout.layers) {
-    add(parts, {l.csa_pages, l.indexer_pages, l.hca_pages, l.window_ring, l.csa_state, l.indexer_state,
-                l.hca_state});
+    add(parts, {l.csa_pages, l.indexer_pages, l.hca_pages, l.window_ring, l.csa_state,
+                l.indexer_state, l.hca_state});
   }
   const StepTableLayout& t = layout.table;
   add(parts, {t.length, t.limit, t.stopped, t.page_table});
@@ -143,8 +143,8 @@ TEST_CASE("a seat of a model like V4-Flash keeps the bytes of DESIGN 8") {
     banks += layer.hca_state.bytes;
   }
   CHECK(ring == 64 * std::int64_t{43} * 2 * 37440);
-  CHECK(ring / 64 == 3'219'840);   // 3.22 MB
-  CHECK(state / 64 == 1'720'320);  // 1.72 MB
+  CHECK(ring / 64 == 3'219'840);              // 3.22 MB
+  CHECK(state / 64 == 1'720'320);             // 1.72 MB
   CHECK(banks / 64 == 20 * 2 * 3 * 512 * 4);  // 0.25 MB
   CHECK((ring + state + banks) / 64 <= 5'200'000);
 }
@@ -211,6 +211,7 @@ TEST_CASE("options that do not hold are refused by name") {
   refuses(&O::padding_ring_location, 3 * 192, "padding_ring_location");
 }
 
+// A3
 TEST_CASE("limits that cannot be addressed are refused, not wrapped around") {
   Limits limits = some_limits();
   limits.pages = std::int64_t{1} << 30;

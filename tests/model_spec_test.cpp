@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include <quire/cache/model_spec.h>
 #include <quire/runtime/base/errors.h>
+#include <nlohmann/json.hpp>
 
 namespace quire {
 namespace {
@@ -180,8 +180,13 @@ TEST_CASE("slices cut the layers for stages of a pipeline; the last keeps the MT
     joined.insert(joined.end(), stage.layers.begin(), stage.layers.end());
   }
   CHECK(joined == pro.layers);
-  for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{-1, 2}, {0, 0}, {60, 2},
-                                     {61, 1}, {0, 62}, {2, INT64_MAX}, {INT64_MAX, 1}}) {
+  for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{-1, 2},
+                                     {0, 0},
+                                     {60, 2},
+                                     {61, 1},
+                                     {0, 62},
+                                     {2, INT64_MAX},
+                                     {INT64_MAX, 1}}) {
     const std::string text = refusal([&] { static_cast<void>(pro.slice(first, count)); });
     CHECK(text.find("layers 0 to 60") != std::string::npos);
   }
@@ -198,7 +203,8 @@ TEST_CASE("both spellings of both models read as the presets") {
 TEST_CASE("a config is read from its file") {
   const std::string path =
       (std::filesystem::temp_directory_path() /
-       ("quire_model_spec_" + std::to_string(std::random_device{}()) + ".json")).string();
+       ("quire_model_spec_" + std::to_string(std::random_device{}()) + ".json"))
+          .string();
   std::ofstream(path) << checkpoint_config(false).dump(2);
   CHECK(ModelSpec::from_hf_config(path) == ModelSpec::deepseek_v4_flash());
   std::ofstream(path) << std::string((16 << 20) + 1, ' ');
@@ -208,6 +214,9 @@ TEST_CASE("a config is read from its file") {
   std::filesystem::remove(path);
   text = refusal([&] { ModelSpec::from_hf_config(path); });
   CHECK(text.find(path + ": no such file") != std::string::npos);
+  // Endless files end at the limit.
+  CHECK(refusal([] { ModelSpec::from_hf_config("/dev/zero"); }).find("16777216") !=
+        std::string::npos);
   const std::string folder = std::filesystem::temp_directory_path().string();
   CHECK(refusal([&] { ModelSpec::from_hf_config(folder); }).find(folder) == 0);
 }
@@ -269,8 +278,8 @@ TEST_CASE("a missing field is named") {
         check_refused(config, [&](json& c) { c[name] = nullptr; }, {"is missing", name.c_str()});
       }
     }
-    for (const char* field : {"factor", "original_max_position_embeddings", "beta_fast",
-                              "beta_slow", "type"}) {
+    for (const char* field :
+         {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "type"}) {
       check_refused(spelled[0], [&](json& c) { c["rope_scaling"].erase(field); },
                     {"config.json: rope_scaling.", field, "is missing"});
     }
@@ -283,12 +292,15 @@ TEST_CASE("a missing field is named") {
 
 TEST_CASE("a wrong type is named with what stands there") {
   const json config = checkpoint_config(false);
-  for (const char* field : {"num_hidden_layers", "head_dim", "qk_rope_head_dim", "index_head_dim",
-                            "index_topk", "sliding_window", "max_position_embeddings",
-                            "num_nextn_predict_layers"}) {
+  for (const char* field :
+       {"num_hidden_layers", "head_dim", "qk_rope_head_dim", "index_head_dim", "index_topk",
+        "sliding_window", "max_position_embeddings", "num_nextn_predict_layers"}) {
     check_refused(config, [&](json& c) { c[field] = "many"; }, {field, "is \"many\"", "integer"});
     check_refused(config, [&](json& c) { c[field] = 512.5; }, {field, "is 512.5", "integer"});
-    check_refused(config, [&](json& c) { c[field] = json::array({1, 2}); },
+    check_refused(config,
+                  [&](json& c) {
+                    c[field] = json::array({1, 2});
+                  },
                   {field, "an array of 2 elements"});
     check_refused(config, [&](json& c) { c[field] = -1; }, {field, "is -1", "supported"});
     check_refused(config, [&](json& c) { c[field] = UINT64_MAX; },
@@ -332,9 +344,9 @@ TEST_CASE("an unknown ratio, layer type or rate is named with those that exist")
 }
 
 TEST_CASE("lengths and spellings that contradict each other are named") {
-  check_refused(checkpoint_config(false), [](json& c) { c["compress_ratios"].erase(10); },
-                {"compress_ratios has 43", "num_hidden_layers is 43",
-                 "num_nextn_predict_layers is 1"});
+  check_refused(
+      checkpoint_config(false), [](json& c) { c["compress_ratios"].erase(10); },
+      {"compress_ratios has 43", "num_hidden_layers is 43", "num_nextn_predict_layers is 1"});
   check_refused(checkpoint_config(false), [](json& c) { c["num_hidden_layers"] = 61; },
                 {"compress_ratios has 44", "num_hidden_layers is 61"});
   check_refused(checkpoint_config(false), [](json& c) { c["compress_ratios"] = json::array(); },
@@ -364,7 +376,8 @@ TEST_CASE("lengths and spellings that contradict each other are named") {
 
 TEST_CASE("a dim without a kernel is named with those that exist") {
   const json config = checkpoint_config(false);
-  check_refused(config, [](json& c) { c["head_dim"] = 576; }, {"head_dim is 576", "supported: 512"});
+  check_refused(config, [](json& c) { c["head_dim"] = 576; },
+                {"head_dim is 576", "supported: 512"});
   check_refused(config, [](json& c) { c["qk_rope_head_dim"] = 32; },
                 {"qk_rope_head_dim is 32", "supported: 64"});
   check_refused(config, [](json& c) { c["index_head_dim"] = 64; },
@@ -412,12 +425,15 @@ TEST_CASE("a spec that was filled by hand is checked by field") {
         std::string::npos);
   CHECK(text_after([](ModelSpec& s) { s.positions_max = 0; }).find("positions_max") !=
         std::string::npos);
-  CHECK(text_after([](ModelSpec& s) { s.mtp_layers[0] = static_cast<LayerKind>(9); })
-            .find("mtp_layers[0] is kind 9") != std::string::npos);
-  CHECK(text_after([](ModelSpec& s) { s.compressing_rope.theta = 0; })
-            .find("compressing_rope.theta is 0") != std::string::npos);
-  CHECK(text_after([](ModelSpec& s) { s.compressing_rope.beta_fast = 0.5; })
-            .find("compressing_rope.beta_slow is 1") != std::string::npos);
+  CHECK(text_after([](ModelSpec& s) {
+          s.mtp_layers[0] = static_cast<LayerKind>(9);
+        }).find("mtp_layers[0] is kind 9") != std::string::npos);
+  CHECK(text_after([](ModelSpec& s) {
+          s.compressing_rope.theta = 0;
+        }).find("compressing_rope.theta is 0") != std::string::npos);
+  CHECK(text_after([](ModelSpec& s) {
+          s.compressing_rope.beta_fast = 0.5;
+        }).find("compressing_rope.beta_slow is 1") != std::string::npos);
 }
 
 }  // namespace

@@ -190,6 +190,7 @@ TEST_CASE("P13: a plan or a commit that runs twice changes nothing more") {
   }
 }
 
+// P4
 TEST_CASE("a captured plan and commit follow the table through every replay, then run out") {
   for (const StepShape shape : {StepShape::decode(5, 2), StepShape::ragged(5, 40)}) {
     PlanPair pair(sizes_for(7, 4, shape));

@@ -37,7 +37,8 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("a main pool is FlashMLA's [pages, S, 1, 584]: data from the page on, scales behind S x 576") {
+TEST_CASE(
+    "a main pool is FlashMLA's [pages, S, 1, 584]: data from the page on, scales behind S x 576") {
   for (const std::int32_t entries : {64, 2}) {
     const std::int64_t stride = main_page_bytes(entries) + 576;
     const EntryPool pool = make_entry_pool(base(), stride, entries);

@@ -17,7 +17,7 @@ using namespace quire::serving;
 
 ServerOptions small_server() {
   ServerOptions options;
-  options.spec.layers = {LayerKind::kCsa};
+  options.spec.layers = {LayerKind::kCsa, LayerKind::kHca};
   options.limits.seats_max = 8;
   options.limits.rows_max = 8;
   options.limits.tokens_max = 256;
@@ -29,7 +29,7 @@ ServerOptions small_server() {
 
 TEST_CASE("a synthetic workload is served to its end with every request verified") {
   ServerOptions options = small_server();
-  options.spec.layers = {LayerKind::kSliding, LayerKind::kCsa, LayerKind::kCsa};
+  options.spec.layers = {LayerKind::kSliding, LayerKind::kCsa, LayerKind::kHca};
   options.limits.context_max = 3200;
   options.limits.pages = 40;
   Server server(test::test_backend(), options);

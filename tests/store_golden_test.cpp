@@ -106,11 +106,13 @@ void check_store(const std::string& folder) {
 
 }  // namespace
 
+// W1
 TEST_CASE("the FlashMLA store writes the original's bytes, and nothing else") {
   check_store("store_flashmla_p64");
   check_store("store_flashmla_p256");
 }
 
+// W1, W2
 TEST_CASE("the indexer store writes the original's bytes, and nothing else") {
   check_store("store_indexer_p64");
   check_store("store_indexer_p256");

@@ -63,8 +63,8 @@ void gather_main(const GatherMainParams& params) {
       }
       // The tail's bits as they are: rounding would give its NaNs other bits.
       const std::uint32_t wide = exact::bits(value);
-      const std::uint16_t narrow = c < kNopeDim ? exact::to_bf16(value)
-                                                : static_cast<std::uint16_t>(wide >> 16);
+      const std::uint16_t narrow =
+          c < kNopeDim ? exact::to_bf16(value) : static_cast<std::uint16_t>(wide >> 16);
       std::memcpy(row + c * 2, &narrow, 2);
     }
   }

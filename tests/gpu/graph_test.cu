@@ -317,6 +317,7 @@ class PdlEngine {
   std::vector<Manners> between_;
 };
 
+// P12
 TEST_CASE("bytes are right whatever an engine's kernels do between ours, in all PDL modes") {
   const Between cases[] = {
       {"nothing", {}},
