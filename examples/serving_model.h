@@ -1,5 +1,6 @@
-// What the server needs of a model: it stands where an engine's GEMMs, attention and sampling stand.
-// Two implementations: one that costs nothing (stand_in_model.h), and a real decoder (tiny_v4.h).
+// What the server needs of a model: it stands where an engine's GEMMs, attention and sampling
+// stand. Two implementations: one that costs nothing (stand_in_model.h), and a real decoder
+// (tiny_v4.h).
 #pragma once
 
 #include <cstdint>

@@ -131,8 +131,7 @@ TinyV4Arrays carve_arrays(Carver& carver, const Limits& limits, const TinyV4Conf
   return arrays;
 }
 
-std::int64_t bytes_needed(const ModelSpec& spec, const Limits& limits,
-                          const TinyV4Config& config) {
+std::int64_t bytes_needed(const ModelSpec& spec, const Limits& limits, const TinyV4Config& config) {
   config.check();
   Carver carver(nullptr);
   carve_arrays(carver, limits, config);
@@ -199,9 +198,8 @@ TinyV4::TinyV4(Backend& backend, const ModelSpec& spec, const Limits& limits, St
 }
 
 Gemm TinyV4::head_gemm(std::int64_t rows) const {
-  return {arrays_.normed,      config_.hidden, weights_.head,      arrays_.logits,
-          config_.vocabulary,  rows,           config_.hidden,     config_.vocabulary,
-          false};
+  return {arrays_.normed, config_.hidden, weights_.head,      arrays_.logits, config_.vocabulary,
+          rows,           config_.hidden, config_.vocabulary, false};
 }
 
 std::array<Gemm, 3> TinyV4::gemms_of(const TinyV4Layer& layer, std::int64_t rows) const {
@@ -259,8 +257,7 @@ void TinyV4::begin_request(SeatId seat, std::uint32_t seed, std::int64_t prompt_
   });
 }
 
-TinyV4Step TinyV4::make_step(const DeviceCache& cache, PlanBufferId buffer,
-                             StepShape shape) const {
+TinyV4Step TinyV4::make_step(const DeviceCache& cache, PlanBufferId buffer, StepShape shape) const {
   TinyV4Step step;
   step.config = config_;
   step.arrays = arrays_;

@@ -111,8 +111,8 @@ __global__ void queries_kernel(const __grid_constant__ TinyV4Step step) {
       sum = exact::fma(pair.x, pair.x, sum);
       sum = exact::fma(pair.y, pair.y, sum);
     }
-    const float scale = exact::mul(
-        exact::rms_scale(warp_sum(sum), 1.0f / kHeadDim, step.norm_eps), kQueryGain);
+    const float scale =
+        exact::mul(exact::rms_scale(warp_sum(sum), 1.0f / kHeadDim, step.norm_eps), kQueryGain);
     for (exact::Pair& pair : head) {
       pair = {exact::mul(pair.x, scale), exact::mul(pair.y, scale)};
     }
@@ -207,8 +207,9 @@ __global__ void __launch_bounds__(kThreads) select_kernel(const __grid_constant_
       step.arrays.queries + t * step.config.query_stride() + step.config.attended_width();
   for (int c = i; c < step.config.indexer_heads * kIndexerDim; c += kThreads) query.q[c] = q[c];
   if (i < step.config.indexer_heads) {
-    query.weights[i] = step.arrays.projected[t * step.config.projected_stride() +
-                                             step.config.head_weights_at() + i];
+    query.weights[i] =
+        step.arrays
+            .projected[t * step.config.projected_stride() + step.config.head_weights_at() + i];
   }
   keys[i] = 0;  // below every score
   __syncthreads();
@@ -257,7 +258,8 @@ __device__ inline void score_entry(const TinyV4Step& step, const StoredEntry& en
   for (int i = 0; i < kMainPairs; ++i) {
     std::uint32_t pair;
     if (i < kMainPairs - 1) {
-      const auto two = *reinterpret_cast<const std::uint16_t*>(entry.data + 2 * kWarp * i + 2 * lane);
+      const auto two =
+          *reinterpret_cast<const std::uint16_t*>(entry.data + 2 * kWarp * i + 2 * lane);
       const float scale = tile_scale(entry.scales[i]);
       const float x = exact::mul(exact::from_e4m3(static_cast<std::uint8_t>(two)), scale);
       const float y = exact::mul(exact::from_e4m3(static_cast<std::uint8_t>(two >> 8)), scale);
@@ -284,9 +286,9 @@ __device__ inline void score_entry(const TinyV4Step& step, const StoredEntry& en
   }
 }
 
-// One block per token: warps score the entries of a tile, warp h turns head h's scores into weights,
-// and every thread adds up its two channels for all heads. The running maximum starts at the sink,
-// which counts in the sum and has no value.
+// One block per token: warps score the entries of a tile, warp h turns head h's scores into
+// weights, and every thread adds up its two channels for all heads. The running maximum starts at
+// the sink, which counts in the sum and has no value.
 __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant__ TinyV4Step step) {
   __shared__ AttentionShared shared;
   const std::int64_t t = blockIdx.x;
@@ -302,7 +304,8 @@ __global__ void __launch_bounds__(kThreads) attend_kernel(const __grid_constant_
   }
   const Attended list = attended_by(step, t);
   const float* q = step.arrays.queries + t * step.config.query_stride();
-  for (int c = thread; c < heads * kHeadDim; c += kThreads) shared.q[c / kHeadDim][c % kHeadDim] = q[c];
+  for (int c = thread; c < heads * kHeadDim; c += kThreads)
+    shared.q[c / kHeadDim][c % kHeadDim] = q[c];
 
   float most = warp < heads ? step.layer.sinks[warp] : 0.0f;  // of head `warp`
   float sum = 1.0f;

@@ -24,12 +24,12 @@ inline constexpr std::int32_t kTopkMax = 128;
 inline constexpr std::int64_t kGemmWorkspaceBytes = 4 << 20;
 
 struct TinyV4Config {
-  std::int32_t hidden = 256;        // a multiple of 64
-  std::int32_t heads = 4;           // at most kHeadsMax
-  std::int32_t q_rank = 64;         // queries go through so many channels; a multiple of 64
-  std::int32_t indexer_heads = 4;   // at most kHeadsMax
-  std::int32_t index_topk = 64;     // CSA entries that a token attends to: 64 or 128
-  std::int32_t vocabulary = 512;    // a multiple of 64
+  std::int32_t hidden = 256;       // a multiple of 64
+  std::int32_t heads = 4;          // at most kHeadsMax
+  std::int32_t q_rank = 64;        // queries go through so many channels; a multiple of 64
+  std::int32_t indexer_heads = 4;  // at most kHeadsMax
+  std::int32_t index_topk = 64;    // CSA entries that a token attends to: 64 or 128
+  std::int32_t vocabulary = 512;   // a multiple of 64
   std::uint32_t seed = 1;
 
   void check() const;  // UsageError
@@ -39,9 +39,7 @@ struct TinyV4Config {
   // 64 for the heads' weights; or, of an HCA layer, 1024.
   QUIRE_HOST_DEVICE std::int64_t compressor_at() const { return kHeadDim + q_rank; }
   QUIRE_HOST_DEVICE std::int64_t indexer_at() const { return compressor_at() + 4 * kHeadDim; }
-  QUIRE_HOST_DEVICE std::int64_t head_weights_at() const {
-    return indexer_at() + 4 * kIndexerDim;
-  }
+  QUIRE_HOST_DEVICE std::int64_t head_weights_at() const { return indexer_at() + 4 * kIndexerDim; }
   QUIRE_HOST_DEVICE std::int64_t projected_stride() const { return head_weights_at() + 64; }
   std::int64_t projected_width(LayerKind kind) const;
 
@@ -56,12 +54,12 @@ struct TinyV4Config {
 // Weights of one layer. Matrices are [in, out].
 struct TinyV4Layer {
   LayerKind kind = LayerKind::kSliding;
-  const float* norm = nullptr;        // [hidden]
-  const float* q_norm = nullptr;      // [q_rank]
-  const float* sinks = nullptr;       // [heads]
+  const float* norm = nullptr;         // [hidden]
+  const float* q_norm = nullptr;       // [q_rank]
+  const float* sinks = nullptr;        // [heads]
   const float* projections = nullptr;  // [hidden, projected_width]
-  const float* queries = nullptr;     // [q_rank, query_width]
-  const float* output = nullptr;      // [heads * 512, hidden]
+  const float* queries = nullptr;      // [q_rank, query_width]
+  const float* output = nullptr;       // [heads * 512, hidden]
 };
 
 struct TinyV4Weights {
@@ -137,7 +135,7 @@ struct NormRows {
 
 // out = in x weights, or out += in x weights. fp32 throughout.
 struct Gemm {
-  const float* in = nullptr;       // [rows, depth]
+  const float* in = nullptr;  // [rows, depth]
   std::int64_t in_stride = 0;
   const float* weights = nullptr;  // [depth, width]
   float* out = nullptr;            // [rows, width]

@@ -64,9 +64,8 @@ struct PinnedGemms::State {
   std::vector<Prepared> prepared;
 
   const Prepared* find(const Gemm& gemm) const {
-    const auto found = std::find_if(prepared.begin(), prepared.end(), [&](const Prepared& p) {
-      return p.problem.is_of(gemm);
-    });
+    const auto found = std::find_if(prepared.begin(), prepared.end(),
+                                    [&](const Prepared& p) { return p.problem.is_of(gemm); });
     return found == prepared.end() ? nullptr : &*found;
   }
 };
@@ -101,8 +100,7 @@ void PinnedGemms::prepare(const Gemm& gemm) {
           "cublasLtMatmulPreferenceSetAttribute");
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::uint64_t{kGemmWorkspaceBytes});
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-         std::uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE});
   constexpr int kCandidates = 32;
   std::vector<cublasLtMatmulHeuristicResult_t> candidates(kCandidates);
   int count = 0;

@@ -52,11 +52,11 @@ QUIRE_HOST_FMA_CLONES float sum_of_squares(const float* row, std::int64_t width)
   return sum_of(sums);
 }
 
-// a += fa[i] x rows[i] and b += fb[i] x rows[i], i ascending, four rows at a time: each row is loaded
-// once for both, each sum once for all four. Plain arrays and scalars, or it does not vectorise.
-[[gnu::always_inline]] inline void add_rows(float (&a)[kPanel], float (&b)[kPanel],
-                                            const float* fa, const float* fb,
-                                            const float* const (&rows)[4]) {
+// a += fa[i] x rows[i] and b += fb[i] x rows[i], i ascending, four rows at a time: each row is
+// loaded once for both, each sum once for all four. Plain arrays and scalars, or it does not
+// vectorise.
+[[gnu::always_inline]] inline void add_rows(float (&a)[kPanel], float (&b)[kPanel], const float* fa,
+                                            const float* fb, const float* const (&rows)[4]) {
   const float a0 = fa[0], a1 = fa[1], a2 = fa[2], a3 = fa[3];
   const float b0 = fb[0], b1 = fb[1], b2 = fb[2], b3 = fb[3];
   const float *r0 = rows[0], *r1 = rows[1], *r2 = rows[2], *r3 = rows[3];
@@ -160,8 +160,8 @@ void queries(const TinyV4Step& step) {
 float index_score(const TinyV4Step& step, std::int64_t t, const float* key) {
   const float* q =
       step.arrays.queries + t * step.config.query_stride() + step.config.attended_width();
-  const float* weights = step.arrays.projected + t * step.config.projected_stride() +
-                         step.config.head_weights_at();
+  const float* weights =
+      step.arrays.projected + t * step.config.projected_stride() + step.config.head_weights_at();
   float score = 0.0f;
   for (std::int32_t h = 0; h < step.config.indexer_heads; ++h) {
     const float product = dot_indexer(q + h * kIndexerDim, key);
@@ -186,8 +186,7 @@ void select(const TinyV4Step& step) {
       for (std::int32_t e = 0; e < entries; ++e) picks[e] = e;
       continue;
     }
-    const std::int32_t* cells =
-        step.views.page_table + batch_row * step.views.page_table_stride;
+    const std::int32_t* cells = step.views.page_table + batch_row * step.views.page_table_stride;
     if (keys_of != batch_row) keys.clear();
     keys_of = batch_row;
     for (auto e = static_cast<std::int32_t>(keys.size() / kIndexerDim); e < entries; ++e) {
@@ -313,8 +312,8 @@ void attend(const TinyV4Step& step) {
                                 weights.data() + static_cast<std::size_t>(h) * count);
     }
     float* out = step.arrays.attended + t * width;
-    sum_values(step.config.heads, weights.data(), rows.data(),
-               static_cast<std::int64_t>(count), out);
+    sum_values(step.config.heads, weights.data(), rows.data(), static_cast<std::int64_t>(count),
+               out);
     for (std::int32_t h = 0; h < step.config.heads; ++h, out += kHeadDim) {
       for (std::int64_t c = 0; c < kHeadDim; ++c) out[c] /= sums[h];
       rotate(step.rope + step.views.positions[t] * kRopeDim, out, kHeadDim, -1.0f);

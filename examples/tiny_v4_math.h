@@ -37,8 +37,8 @@ QUIRE_HOST_DEVICE inline std::int32_t token_of_row(const TinyV4Step& step, std::
 
 // What one token attends to: `window` positions up to its own, then `compressed` entries.
 struct Attended {
-  bool from_scratch;           // the window lies in the scratch, else in the ring
-  std::int64_t window_base;    // scratch: location of position 0; ring: first location of the seat
+  bool from_scratch;            // the window lies in the scratch, else in the ring
+  std::int64_t window_base;     // scratch: location of position 0; ring: first location of the seat
   std::int32_t first_position;  // of the window
   std::int32_t window;
   std::int32_t compressed;
@@ -91,9 +91,8 @@ QUIRE_HOST_DEVICE inline StoredEntry entry_of(const TinyV4Step& step, const Atte
     return {pool.main_data(at), pool.main_scales(at)};
   }
   const std::int32_t k = i - list.window;
-  const std::int64_t at =
-      entry_location(list.cells, step.compressed.entries_per_page,
-                     list.picks == nullptr ? k : list.picks[k]);
+  const std::int64_t at = entry_location(list.cells, step.compressed.entries_per_page,
+                                         list.picks == nullptr ? k : list.picks[k]);
   return {step.compressed.main_data(at), step.compressed.main_scales(at)};
 }
 

@@ -1,5 +1,5 @@
-// Verification of tiny_v4: the request alone, from its whole prefix, in a cache of its own. What was
-// served in chunks, in batches and from captured graphs must have the same tokens and bytes.
+// Verification of tiny_v4: the request alone, from its whole prefix, in a cache of its own. What
+// was served in chunks, in batches and from captured graphs must have the same tokens and bytes.
 #include <algorithm>
 #include <cstring>
 
@@ -88,8 +88,7 @@ class LiveBytes {
 
   void add_entries(const EntryPool& pool, CompressionRule rule, bool main) {
     const std::int64_t per_page = pool.entries_per_page;
-    const std::int64_t page_bytes =
-        main ? main_page_bytes(per_page) : indexer_page_bytes(per_page);
+    const std::int64_t page_bytes = main ? main_page_bytes(per_page) : indexer_page_bytes(per_page);
     const std::int64_t entries = tokens_ / rule.ratio;
     for (std::int64_t first = 0; first < entries; first += per_page) {
       const std::int64_t page = place_.pages[static_cast<std::size_t>(first / per_page)].value;
@@ -163,7 +162,8 @@ struct TinyV4::Replica {
 
 TinyV4::Replica& TinyV4::replica(const DeviceCache& cache, Stream& stream) {
   if (replica_ == nullptr) {
-    replica_ = std::make_shared<Replica>(*backend_, cache, replica_limits(limits_), config_, stream);
+    replica_ =
+        std::make_shared<Replica>(*backend_, cache, replica_limits(limits_), config_, stream);
   }
   return *replica_;
 }
@@ -177,7 +177,8 @@ std::vector<std::int32_t> TinyV4::wait_for_tokens(const std::int32_t* tokens, Se
   return row;
 }
 
-void TinyV4::wait_to_set_history(SeatId seat, std::span<const std::int32_t> tokens, Stream& stream) {
+void TinyV4::wait_to_set_history(SeatId seat, std::span<const std::int32_t> tokens,
+                                 Stream& stream) {
   QUIRE_CHECK(static_cast<std::int64_t>(tokens.size()) <= limits_.context_max + 1,
               "TinyV4::wait_to_set_history: ", tokens.size(), " tokens; context_max is ",
               limits_.context_max);

@@ -44,8 +44,8 @@ struct Generation {
   bool same_bits(const Generation& other) const {
     if (tokens != other.tokens || logits.size() != other.logits.size()) return false;
     for (std::size_t i = 0; i < logits.size(); ++i) {
-      if (std::memcmp(logits[i].data(), other.logits[i].data(),
-                      logits[i].size() * sizeof(float)) != 0) {
+      if (std::memcmp(logits[i].data(), other.logits[i].data(), logits[i].size() * sizeof(float)) !=
+          0) {
         return false;
       }
     }
@@ -94,7 +94,8 @@ class Decoder {
   }
   SeatId seat_of(RequestId id) const { return cache.ledger().info(id).seat; }
 
-  // One step of `tokens[i]` further tokens of each request; what comes after a whole prompt is kept.
+  // One step of `tokens[i]` further tokens of each request; what comes after a whole prompt is
+  // kept.
   void step(std::vector<Live*> rows, const std::vector<std::int32_t>& tokens, StepShape shape,
             const DecodeGraphs* graphs = nullptr) {
     std::vector<BatchRow> batch;
@@ -145,8 +146,7 @@ class Decoder {
  private:
   void keep(Live& live, std::int64_t input_row) {
     live.made.logits.push_back(logits_of(input_row));
-    const auto tokens =
-        model.wait_for_tokens(model.arrays().history, seat_of(live.id), stream);
+    const auto tokens = model.wait_for_tokens(model.arrays().history, seat_of(live.id), stream);
     live.made.tokens.push_back(tokens[static_cast<std::size_t>(live.length)]);
   }
 };
@@ -248,7 +248,8 @@ void check_same(const std::vector<Generation>& expected, const std::vector<Gener
   }
 }
 
-TEST_CASE("tokens and logits are the same bits in graphs, eagerly, from whole prefixes, in batches") {
+TEST_CASE(
+    "tokens and logits are the same bits in graphs, eagerly, from whole prefixes, in batches") {
   const std::vector<Generation> eager = generate_alone(false);
   std::set<std::int32_t> tokens;
   for (const Generation& one : eager) {
@@ -318,8 +319,8 @@ double decode_e4m3(std::byte code) {
   const auto u = static_cast<int>(code);
   const int exponent = u >> 3 & 15;
   const int mantissa = u & 7;
-  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -9)
-                                         : std::ldexp(8 + mantissa, exponent - 10);
+  const double magnitude =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
   return (u & 0x80) != 0 ? -magnitude : magnitude;
 }
 
@@ -352,15 +353,15 @@ class Reference {
     weights = decoder.fetch(
         arrays.projected + row * config_.projected_stride() + config_.head_weights_at(),
         config_.indexer_heads);
-    const auto raw = decoder.fetch(
-        reinterpret_cast<const float*>(arrays.picks) + row * config_.index_topk,
-        config_.index_topk);
+    const auto raw =
+        decoder.fetch(reinterpret_cast<const float*>(arrays.picks) + row * config_.index_topk,
+                      config_.index_topk);
     picks.resize(raw.size());
     std::memcpy(picks.data(), raw.data(), raw.size() * sizeof(float));
     sinks = decoder.fetch(decoder.model.weights().layers[0].sinks, config_.heads);
     const auto group = kind() == LayerKind::kSliding ? 0u : 1u;
-    rope = decoder.fetch(
-        decoder.model.weights().rope[group].values + (live.length - 1) * kRopeDim, kRopeDim);
+    rope = decoder.fetch(decoder.model.weights().rope[group].values + (live.length - 1) * kRopeDim,
+                         kRopeDim);
   }
 
   LayerKind kind() const { return bytes_.device.spec().layers[0]; }
@@ -434,11 +435,10 @@ class Reference {
         double product = 0;
         for (std::int64_t c = 0; c < 128; ++c) {
           const auto at_q = static_cast<std::size_t>(config_.attended_width() + h * 128 + c);
-          product += static_cast<double>(queries[at_q]) *
-                     decode_e4m3(pool.indexer_values(at)[c]) * static_cast<double>(scale);
+          product += static_cast<double>(queries[at_q]) * decode_e4m3(pool.indexer_values(at)[c]) *
+                     static_cast<double>(scale);
         }
-        score += static_cast<double>(weights[static_cast<std::size_t>(h)]) *
-                 std::max(product, 0.0);
+        score += static_cast<double>(weights[static_cast<std::size_t>(h)]) * std::max(product, 0.0);
       }
       scores.push_back(score);
     }
@@ -547,10 +547,10 @@ TEST_CASE("host and GPU agree on logits within the stated bound") {
   Backend& backend = test::test_backend();
   if (backend.kind() == BackendKind::kHost) return;  // compared with itself
   const auto host = make_host_backend();
-  // Sums of another shape move a stored code or a pick here and there, and attention carries that to
-  // all logits, whose standard deviation is 1: most tokens are close, a few are not. On the host alone,
-  // sums taken the other way round gave 0.01 at the median, 0.07 for 99 in 100, 0.75 at most, and
-  // 1.3 in 100 other tokens.
+  // Sums of another shape move a stored code or a pick here and there, and attention carries that
+  // to all logits, whose standard deviation is 1: most tokens are close, a few are not. On the host
+  // alone, sums taken the other way round gave 0.01 at the median, 0.07 for 99 in 100, 0.75 at
+  // most, and 1.3 in 100 other tokens.
   constexpr float kMedianBound = 0.05f, kMostBound = 0.25f, kBound = 2.0f;
   std::vector<float> apart;  // largest difference of a token's logits
   std::int64_t compared = 0, differing = 0;
@@ -596,14 +596,15 @@ TEST_CASE("host and GPU agree on logits within the stated bound") {
 
 // --- Serving ---
 
-TEST_CASE("a served request is verified from its whole prefix, and a wrong byte or token is found") {
+TEST_CASE(
+    "a served request is verified from its whole prefix, and a wrong byte or token is found") {
   Decoder decoder(test::test_backend(), kAllKinds, kContext);
   Live live = decoder.admit(150);
   decoder.prefill(live, 150);
   for (int i = 0; i < 7; ++i) decoder.step({&live}, {1}, StepShape::decode(1));
   const SeatId seat = decoder.seat_of(live.id);
-  const ServedRequest request{3,    Decoder::seed_of(150), 150, live.length,
-                              seat, decoder.cache.ledger().pages_of(live.id)};
+  const ServedRequest request{
+      3, Decoder::seed_of(150), 150, live.length, seat, decoder.cache.ledger().pages_of(live.id)};
   const auto verify = [&] {
     return decoder.model.wait_to_verify(decoder.cache.device(), decoder.stream, request);
   };
