@@ -229,12 +229,20 @@ __device__ inline Finish load_hca_finish(const AppendParams& params, std::int32_
   return load_finish<kMain>(params.hca.norm_weight, params.rope, p - (kHcaWindow - 1));
 }
 
+// Behind the wait. Whoever forgot to plan finds it in the report.
+__device__ inline void report_unplanned(const AppendParams& params) {
+  if (blockIdx.x == 0 && threadIdx.x == 0 && params.report != nullptr) {
+    atomicAdd(&params.report->appends_unplanned, 1);
+  }
+}
+
 // The tokens of one batch row, in order. Prologue, wait and all.
 template <ElementType kType>
-__device__ void decode_hca(const AppendParams& params, std::int64_t batch_row, float* partial) {
+__device__ void decode_hca(const AppendParams& params, bool planned, std::int64_t batch_row,
+                           float* partial) {
   const HcaPart& part = params.hca;
   const BatchRowRecord row = load_record(params.rows + batch_row);
-  HcaSpan span{row.first_token, row.start, row.seat >= 0 ? row.live_tokens : 0};
+  HcaSpan span{row.first_token, row.start, planned && row.seat >= 0 ? row.live_tokens : 0};
   ShortRows rows;
   Folds folds{};
   // Of the entry that closes first; with as many drafts as a window has tokens, more may follow.
@@ -252,6 +260,10 @@ __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row, f
 
   pdl_wait();
   pdl_trigger();
+  if (!planned) {
+    report_unplanned(params);
+    return;
+  }
 
   fold_short<kType>(folds, rows, part, span, [&](int i) {
     const std::int32_t p = row.start + i;
@@ -271,11 +283,13 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float partial[kWarps];
   if (params.load_after_wait) pdl_wait();
 
+  const bool planned = is_planned(load_header(params.header), params.shape);
   const Blocks blocks = decode_blocks(params);
   std::int64_t block = blockIdx.x;
   if (block < blocks.hca) {
-    with_row_type(params.hca.rows,
-                  [&](auto type) { decode_hca<decltype(type)::value>(params, block, partial); });
+    with_row_type(params.hca.rows, [&](auto type) {
+      decode_hca<decltype(type)::value>(params, planned, block, partial);
+    });
     return;
   }
   block -= blocks.hca;
@@ -287,7 +301,9 @@ __global__ void __launch_bounds__(kThreads)
 
   DecodeWork work{};
   work.token.seat = -1;
-  if (input_row < params.shape.tokens) work.token = load_record(params.tokens + input_row);
+  if (planned && input_row < params.shape.tokens) {
+    work.token = load_record(params.tokens + input_row);
+  }
   if (is_csa) {
     prepare_csa<kMain>(params, work);
   } else if (is_indexer) {
@@ -298,6 +314,10 @@ __global__ void __launch_bounds__(kThreads)
 
   pdl_wait();
   pdl_trigger();
+  if (!planned) {
+    report_unplanned(params);
+    return;
+  }
 
   if (is_csa) {
     complete_csa<kMain>(params, input_row, work, partial);
@@ -399,6 +419,10 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float partial[kWarps];
   pdl_wait();
   pdl_trigger();
+  if (!is_planned(load_header(params.header), params.shape)) {
+    report_unplanned(params);
+    return;
+  }
   const Blocks blocks = ragged_entry_blocks(params);
   std::int64_t block = blockIdx.x;
   if (block < blocks.csa) {
@@ -424,6 +448,7 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float partial[kWarps];
   pdl_wait();
   pdl_trigger();
+  if (!is_planned(load_header(params.header), params.shape)) return;
   append_hca_entry(params, blockIdx.x, stages, partial);
 }
 
@@ -493,6 +518,7 @@ __global__ void __launch_bounds__(kThreads)
     append_ragged_seat(const __grid_constant__ AppendParams params) {
   pdl_wait();
   pdl_trigger();
+  if (!is_planned(load_header(params.header), params.shape)) return;
   const Blocks blocks = ragged_seat_blocks(params);
   std::int64_t block = blockIdx.x;
   if constexpr (kWithHca) {

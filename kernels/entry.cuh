@@ -75,6 +75,12 @@ __device__ inline std::int64_t join_words(int low, int high) {
                                    static_cast<std::uint32_t>(low));
 }
 
+__device__ inline PlanHeader load_header(const PlanHeader* header) {
+  const int4 a = load_int4_at_l2(header);
+  const int4 b = load_int4_at_l2(&header->steps_at_plan);
+  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, {}};
+}
+
 // A plan record, at L2 for the same reason.
 __device__ inline TokenRecord load_record(const TokenRecord* record) {
   const int4 a = load_int4_at_l2(record);

@@ -109,6 +109,13 @@ struct AppendParams {
   DeviceReport* report = nullptr;
 };
 
+// Whether the records in the plan buffer are those of this step: its update was planned, in this
+// shape. Where they are not, they name the pages of a step before it.
+QUIRE_HOST_DEVICE inline bool is_planned(const PlanHeader& header, const StepShape& shape) {
+  return header.steps_at_plan > 0 && header.rows == shape.rows &&
+         header.tokens_per_row == shape.tokens_per_row && header.tokens == shape.tokens;
+}
+
 // --- The step around it ---
 
 // Kernel parameters of one launch hold 32,764 bytes; larger updates are split, in order.

@@ -200,7 +200,7 @@ void DeviceCache::enqueue_plan(PlanBufferId id, StreamView stream) {
   state.backend.plan(params, stream);
 
   buffer.start_visit();
-  buffer.planned = true;
+  buffer.planned = !state.backend.is_capturing(stream);  // what is captured has not run
   buffer.plan_stream = stream;
   auto& captured = buffer.captured_plans;
   if (state.backend.is_capturing(stream) &&

@@ -1,5 +1,5 @@
-// The checks of runtime/operation_checks.h: plain comparisons of parameters, nothing is read through
-// a pointer. Counts are bounded by what a grid and an int32 index can hold.
+// The checks of runtime/operation_checks.h: plain comparisons of parameters, nothing is read
+// through a pointer. Counts are bounded by what a grid and an int32 index can hold.
 #include <quire/runtime/operation_checks.h>
 
 #include <cstdint>

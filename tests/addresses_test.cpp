@@ -1,6 +1,6 @@
 // Entries beyond 2^31 bytes of their pool (A1, A2, A3 of the failures that users of other systems
 // met): offsets are 64-bit before any multiplication, those of the scales too, and what cannot be
-// addressed is refused. Tight strides never get there: pages are spread as a coalesced pool has them.
+// addressed is refused. Tight strides never get there: pages lie apart, as in a coalesced pool.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -104,7 +104,7 @@ TEST_CASE("A1, A2: a request on pages beyond 2^31 bytes has the bytes of one on 
   CHECK(same);
 }
 
-// The bytes of one entry, found by the layout of a page. Only the places that are looked at are ever
+// The bytes of one entry, found by the layout of a page. Only the places that are looked at are
 // touched: the memory between them costs nothing on the host.
 struct StoredEntry {
   std::vector<std::byte> data, scales;

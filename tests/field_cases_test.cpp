@@ -386,7 +386,7 @@ TEST_CASE("a seat whose former owner was NaN throughout shows nothing of it to t
 }
 
 // S9
-TEST_CASE("a NaN in one score, quiet or signalling, makes its stored entry NaN as a whole, no other") {
+TEST_CASE("a NaN in one score, quiet or signalling, makes its stored entry NaN as a whole") {
   const TestEngineOptions options = small_engine(1, 260);
   for (const std::uint32_t nan : {0x7FC00000u, 0x7F800001u, 0xFFC12345u}) {
     CAPTURE(nan);
@@ -449,7 +449,7 @@ TEST_CASE("a NaN in one score, quiet or signalling, makes its stored entry NaN a
 // --- Graphs and pools ---
 
 // G2, G3
-TEST_CASE("a clear between steps in flight erases what came before it, and nothing of what follows") {
+TEST_CASE("a clear between steps in flight erases what came before it and nothing that follows") {
   TestEngineOptions options = small_engine(2, 64);
   options.contents = 2;
   options.limits.run_ahead_max = 3;

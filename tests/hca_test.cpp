@@ -67,13 +67,22 @@ class Layer {
     const std::vector<BatchRowRecord> row_records{row};
     const auto first = sequence_.rows.begin() + std::int64_t{length_} * 1024;
     const std::vector<float> input(first, first + std::int64_t{tokens} * 1024);
+    const StepShape shape = decode ? StepShape::decode(1, tokens) : StepShape::ragged(1, tokens);
+    PlanHeader header{};
+    header.rows = shape.rows;
+    header.tokens_per_row = shape.tokens_per_row;
+    header.tokens = shape.tokens;
+    header.steps_left = header.steps_at_plan = 1;
+    const std::vector<PlanHeader> headers{header};
+    const DeviceArray<PlanHeader> header_there(backend_, stream_, headers);
     const DeviceArray<BatchRowRecord> rows_there(backend_, stream_, row_records);
     const DeviceArray<TokenRecord> tokens_there(backend_, stream_, records);
     const DeviceArray<PlanRecord> plan_there(backend_, stream_, plan);
     const DeviceArray<float> input_there(backend_, stream_, input);
 
     AppendParams params;
-    params.shape = decode ? StepShape::decode(1, tokens) : StepShape::ragged(1, tokens);
+    params.shape = shape;
+    params.header = header_there.data();
     params.geometry = kGeometry;
     params.rows = rows_there.data();
     params.tokens = tokens_there.data();
@@ -122,19 +131,29 @@ class Layer {
 
 // --- What the specification says, on the host ---
 
-host::ChannelFolds fold_span(const Sequence& sequence, std::int32_t begin, std::int32_t end) {
-  host::ChannelFolds folds;
-  for (std::int32_t p = begin; p < end; ++p) {
-    host::fold_hca_row(folds, {sequence.rows.data() + p * 1024, ElementType::kFloat32},
-                       sequence.bias.data(), p);
+// Channel by channel, over the tokens of [begin, end), of which the first begins a window.
+std::vector<exact::Fold> fold_span(const Sequence& sequence, std::int32_t begin,
+                                   std::int32_t end) {
+  const host::FloatEnvironment environment;
+  std::vector<exact::Fold> folds(512);
+  for (std::size_t c = 0; c < 512; ++c) {
+    for (std::int32_t p = begin; p < end; ++p) {
+      const float* row = sequence.rows.data() + p * 1024 + c;
+      const float* bias = sequence.bias.data() + (p - begin) * 512 + c;
+      const float score = exact::add(row[512], bias[0]);
+      folds[c] = p == begin ? exact::fold_first(score, row[0])
+                            : exact::fold_next(folds[c], score, row[0]);
+    }
   }
   return folds;
 }
 
 std::vector<float> pooled_entry(const Sequence& sequence, std::int32_t e) {
   const host::FloatEnvironment environment;
-  std::vector<float> entry(512);
-  host::fold_entries(fold_span(sequence, 128 * e, 128 * e + 128), 512, entry.data());
+  std::vector<float> entry;
+  for (const exact::Fold& fold : fold_span(sequence, 128 * e, 128 * e + 128)) {
+    entry.push_back(exact::fold_entry(fold));
+  }
   return entry;
 }
 
@@ -159,14 +178,14 @@ std::vector<std::byte> expected_pages(const Sequence& sequence, std::int32_t ent
   return pages;
 }
 
-bool holds_fold(const std::vector<float>& bank, const host::ChannelFolds& folds) {
+bool holds_fold(const std::vector<float>& bank, const std::vector<exact::Fold>& folds) {
   bool same = true;
   for (std::size_t c = 0; c < 512; ++c) {
     const auto is = [&](std::size_t part, float x) {
       return exact::bits(bank[part * 512 + c]) ==
              (exact::is_nan(x) ? 0x7FFFFFFFu : exact::bits(x));
     };
-    same = same && is(0, folds.m[c]) && is(1, folds.z[c]) && is(2, folds.a[c]);
+    same = same && is(0, folds[c].m) && is(1, folds[c].z) && is(2, folds[c].a);
   }
   return same;
 }
@@ -289,7 +308,6 @@ TEST_CASE("entries and every kept fold are those of the specification, specials 
   std::mt19937 random(seed);
   Sequence sequence = random_sequence(seed, 400, 2.0f);
   plant_specials(sequence);
-  const host::FloatEnvironment environment;
   for (const int how : {0, 1, 2}) {  // decode with drafts, short ragged rows, longer ones
     CAPTURE(how);
     Layer layer(sequence);

@@ -152,7 +152,9 @@ TEST_CASE("plan_records refuses counts, rules and pointers that cannot be, and n
   refused([](P& p) { p.cu_compress = nullptr; }, {"cu_compress is null"});
   refused([](P& p) { p.cu_write = nullptr; }, {"cu_write is null"});
   refused([](P& p) { p.prefix = moved(p.prefix, 1); }, {"prefix at", "multiples of 4"});
+  refused([](P& p) { p.compress = moved(p.compress, 1); }, {"compress at", "multiples of 4"});
   refused([](P& p) { p.write = moved(p.write, 2); }, {"write at", "multiples of 4"});
+  refused([](P& p) { p.cu_write = moved(p.cu_write, 3); }, {"cu_write at", "multiples of 4"});
   CHECK(fixture.untouched());
 }
 

@@ -1,5 +1,5 @@
-// That verification can fail: one byte of each kind of live memory is flipped, and it must be named;
-// restored, the request is right again.
+// That verification can fail: one byte of each kind of live memory is flipped, and it must be
+// named; restored, the request is right again.
 #include <doctest/doctest.h>
 
 #include <cstddef>

@@ -144,6 +144,10 @@ void write_seats(const AppendParams& params) {
 }  // namespace
 
 void append(const AppendParams& params) {
+  if (!is_planned(*params.header, params.shape)) {
+    if (params.report != nullptr) ++params.report->appends_unplanned;
+    return;
+  }
   const FloatEnvironment environment;
   append_entries(params);
   if (params.hca.rows.data != nullptr) append_hca_entries(params);

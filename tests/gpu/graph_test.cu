@@ -169,6 +169,15 @@ TEST_CASE("an engine may own the capture and put memset, memcpy and host nodes b
   QUIRE_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
   const auto nodes = nodes_of(graph);
   CHECK(nodes.size() == 9);
+  // Next to the engine's memory and host nodes the edges are full.
+  for (const Edge& edge : edges_of(graph)) {
+    const bool kernels = type_of(edge.from) == cudaGraphNodeTypeKernel &&
+                         type_of(edge.to) == cudaGraphNodeTypeKernel;
+    if (!kernels) CHECK_FALSE(edge.programmatic);
+  }
+  const auto in_chain = chain_of(graph);
+  CHECK_FALSE(in_chain[1].second);       // the first append
+  CHECK(in_chain.back().second);         // the commit, right behind the last append
   CHECK(std::count_if(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
           return type_of(node) == cudaGraphNodeTypeKernel;
         }) == 6);
@@ -187,6 +196,63 @@ TEST_CASE("an engine may own the capture and put memset, memcpy and host nodes b
   CHECK(host_calls == kTokens);
   QUIRE_CUDA_CHECK(cudaGraphExecDestroy(exec));
   QUIRE_CUDA_CHECK(cudaGraphDestroy(graph));
+}
+
+TEST_CASE("a step may be captured in pieces, and its parts on streams that fork and join") {
+  TestEngine engine(test_backend(), engine_options());
+  engine.poison();
+  const auto expected = one_shot(engine, kTokens);
+  const StepShape shape = StepShape::decode(2);
+  Stream side(engine.backend());
+  Event forked(engine.backend());
+  Event joined(engine.backend());
+  DeviceCache& device = engine.cache().device();
+  engine.cache().begin_padding_step(shape, kBuffer, engine.stream());
+  engine.stream().wait();
+
+  std::vector<GraphExec> pieces;
+  const auto piece = [&](const auto& body) {
+    Capture capture(engine.backend(), engine.stream());
+    body();
+    pieces.push_back(capture.finish());
+  };
+  piece([&] { device.enqueue_plan(kBuffer, engine.stream()); });
+  piece([&] {
+    engine.enqueue_append(LayerId(0), shape, engine.stream());
+    // Layer 1: the window on the side, the compressors on the main stream.
+    const auto rows = engine.rows_of(LayerId(1));
+    AppendInputs window, compressors;
+    window.window.data = rows.window;
+    compressors.csa.data = rows.csa;
+    compressors.indexer.data = rows.indexer;
+    forked.record(engine.stream());
+    forked.join_into(side);
+    device.append(LayerId(1), kBuffer, window, side);
+    joined.record(side);
+    device.append(LayerId(1), kBuffer, compressors, engine.stream());
+    joined.join_into(engine.stream());
+  });
+  piece([&] {
+    engine.enqueue_append(LayerId(2), shape, engine.stream());
+    engine.enqueue_append(LayerId(3), shape, engine.stream());
+    engine.enqueue_commit(engine.stream());
+  });
+  for (const GraphExec& graph : pieces) {
+    for (const cudaGraphNode_t node :
+         nodes_of(static_cast<const cuda::CudaGraph*>(graph.handle())->graph)) {
+      CHECK(type_of(node) == cudaGraphNodeTypeKernel);
+    }
+  }
+
+  const RequestId request = engine.admit(0, kTokens);
+  const std::vector<StepRow> rows{{request, 1}};
+  for (std::int32_t i = 0; i < kTokens; ++i) {
+    const StepId id = engine.begin(rows, shape);
+    for (const GraphExec& graph : pieces) graph.launch(engine.stream());
+    engine.finish(id, rows);
+  }
+  const bool same = engine.live_bytes(request) == expected;
+  CHECK(same);
 }
 
 // --- Kernels of an engine between ours ---

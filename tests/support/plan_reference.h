@@ -18,7 +18,7 @@ inline void reference_apply(PlanImage& image, const StepUpdate& update) {
   const StepShape shape = update.shape();
   *at.plan.header = PlanHeader{
       shape.rows, shape.tokens_per_row, shape.tokens, update.header().repeat, 0, 0, 0, 0, {}};
-  *at.plan.report = DeviceReport{0, 0, 0, 0, 0, 0, INT32_MAX, {}};
+  *at.plan.report = DeviceReport{0, 0, 0, 0, 0, 0, INT32_MAX, 0, {}};
   std::fill_n(at.plan.row_seats, shape.rows, -1);
   std::fill_n(at.plan.row_tokens, shape.rows, 0);
   std::size_t r = 0;
