@@ -248,7 +248,7 @@ class Layer {
   }
 
   static std::vector<DeviceReport> empty_report() {
-    return {{0, 0, 0, 0, 0, 0, DeviceReport::kNoSeat, {}}};
+    return {{0, 0, 0, 0, 0, 0, DeviceReport::kNoSeat, 0, {}}};
   }
 
   // What nobody may read is NaN.
