@@ -4,7 +4,8 @@ include(CMakePackageConfigHelpers)
 
 # Shared by the sources of the library alone: the arithmetic, parts of kernels, states of classes.
 set(quire_internal_headers
-  "exact_math\\.h|fp8\\.h|rope_angle\\.h|known_answers\\.h|known_answers_launch\\.h|host/entry\\.h|host/hca\\.h|hca\\.cuh"
+  "exact_math\\.h|fp8\\.h|rope_angle\\.h|known_answers\\.h|known_answers_launch\\.h"
+  "|host/entry\\.h|host/hca\\.h|hca\\.cuh"
   "|float_environment\\.h|entry\\.cuh|pool\\.cuh|planner\\.cuh|step_rule\\.h|device_planner\\.h"
   "|ledger_state\\.h|device_cache_state\\.h|memory_layout\\.h|device_guard\\.h|operation_checks\\.h"
   "|gather\\.h|read_lists\\.cuh")

@@ -1,6 +1,6 @@
-// All cache work of one layer (DESIGN 4, 7). Decode: one kernel whose blocks are one CSA entry, four
-// indexer entries, one window entry, or the HCA fold of one batch row. Ragged: entries first, the
-// seat afterwards.
+// All cache work of one layer (DESIGN 4, 7). Decode: one kernel whose blocks are one CSA entry,
+// four indexer entries, one window entry, or the HCA fold of one batch row. Ragged: entries first,
+// the seat afterwards.
 //
 // In the decode kernel everything before the one wait may run beside the kernel in front: only plan
 // records, immutable weights and tables, and seat state of earlier steps are loaded there, each by

@@ -7,8 +7,8 @@
 // rows have a few rows at most, which registers hold.
 #pragma once
 
-#include <quire/kernels/pool.cuh>
 #include <quire/planner/plan_rule.h>
+#include <quire/kernels/pool.cuh>
 
 #include <cstdint>
 #include <type_traits>
@@ -57,8 +57,7 @@ __device__ inline Folds begin_fold(const HcaPart& part, std::int64_t seat, std::
 // --- Rows ---
 
 __device__ inline Four load_hca_bias(const HcaPart& part, std::int32_t position) {
-  return load_constant(part.bias + (position % kHcaWindow) * kHeadDim +
-                       Place<kHeadDim>::channel());
+  return load_constant(part.bias + (position % kHcaWindow) * kHeadDim + Place<kHeadDim>::channel());
 }
 
 // Input that is read once: first to leave the caches, where the bias rows stay. After the wait.
@@ -102,8 +101,7 @@ __device__ inline void load_hca_row(HcaRow& row, const HcaPart& part, const HcaS
   row.value = load_once<kType>(part.rows, span.input_row + i, channel);
   row.score = load_once<kType>(part.rows, span.input_row + i, kHeadDim + channel);
 }
-__device__ inline void load_hca_bias(HcaRow& row, const HcaPart& part, const HcaSpan& span,
-                                     int i) {
+__device__ inline void load_hca_bias(HcaRow& row, const HcaPart& part, const HcaSpan& span, int i) {
   row.bias = load_hca_bias(part, span.position + i);
 }
 __device__ inline void fold_hca_row(Folds& folds, bool is_first, const HcaRow& row) {
@@ -112,7 +110,8 @@ __device__ inline void fold_hca_row(Folds& folds, bool is_first, const HcaRow& r
 
 // --- Long spans: rows on their way through shared memory ---
 
-// Rows of a block on their way. Each thread reads what it has copied itself, so no barrier is needed.
+// Rows of a block on their way. Each thread reads what it has copied itself, so no barrier is
+// needed.
 struct alignas(16) HcaStages {
   std::byte bytes[kStages][2 * kHeadDim * sizeof(float) + kHeadDim * sizeof(float)];
 };

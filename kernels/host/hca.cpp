@@ -9,8 +9,7 @@
 namespace quire::host {
 namespace {
 
-void load_fold(const HcaPart& part, std::int32_t seat, std::int32_t position,
-               ChannelFolds& folds) {
+void load_fold(const HcaPart& part, std::int32_t seat, std::int32_t position, ChannelFolds& folds) {
   const float* bank = part.bank(seat, position);
   for (std::int64_t c = 0; c < kHeadDim; ++c) {
     folds.m[c] = bank[c];
