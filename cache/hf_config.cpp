@@ -285,8 +285,11 @@ json parse(std::string_view text, const std::string& name) {
                 "; expected a JSON object");
     return root;
   } catch (const json::exception& error) {
-    throw UsageError(
-        concat(name, ": not readable as JSON (", text.size(), " bytes): ", error.what()));
+    // The parser repeats what it last read, which may be most of the file.
+    constexpr std::size_t kReasonMost = 160;
+    std::string reason = error.what();
+    if (reason.size() > kReasonMost) reason = reason.substr(0, kReasonMost) + "...";
+    throw UsageError(concat(name, ": not readable as JSON (", text.size(), " bytes): ", reason));
   }
 }
 
