@@ -27,18 +27,6 @@ constexpr PlanBufferId kBuffer(0);
 constexpr LayerId kFirstLayer(0);
 constexpr LayerId kSecondLayer(1);
 
-TestEngineOptions small_engine(std::int64_t seats, std::int64_t context) {
-  TestEngineOptions options;
-  options.spec.layers = {LayerKind::kCsa, LayerKind::kHca};
-  options.limits.seats_max = seats;
-  options.limits.pages = seats * ceil_div(context, kPageTokens);
-  options.limits.rows_max = seats;
-  options.limits.tokens_max = std::max<std::int64_t>(seats * 8, 2 * context);
-  options.limits.context_max = context;
-  options.limits.run_ahead_max = 0;
-  return options;
-}
-
 // Live bytes of the first `tokens` of a content that is prefilled alone, in an engine of its own.
 std::vector<std::byte> alone(const TestEngineOptions& options, std::int64_t content,
                              std::int64_t tokens) {

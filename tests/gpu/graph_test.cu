@@ -37,14 +37,6 @@ TestEngineOptions engine_options(Pdl pdl = Pdl::kPrologue) {
   return options;
 }
 
-std::vector<std::byte> one_shot(TestEngine& engine, std::int32_t tokens) {
-  const RequestId request = engine.admit(0, tokens);
-  engine.ragged_step({{request, tokens}});
-  auto bytes = engine.live_bytes(request);
-  engine.release(request);
-  return bytes;
-}
-
 // --- Nodes and edges ---
 
 struct Edge {
@@ -144,7 +136,7 @@ TEST_CASE("an engine may own the capture and put memset, memcpy and host nodes b
   engine.poison();
   const StepShape shape = StepShape::decode(2);
   DeviceArray<std::uint32_t> scratch(engine.backend(), engine.stream(), 64, 0);
-  const auto expected = one_shot(engine, kTokens);
+  const auto expected = one_shot(engine, 0, kTokens);
   const RequestId request = engine.admit(0, kTokens);
   int host_calls = 0;
 
@@ -201,7 +193,7 @@ TEST_CASE("an engine may own the capture and put memset, memcpy and host nodes b
 TEST_CASE("a step may be captured in pieces, and its parts on streams that fork and join") {
   TestEngine engine(test_backend(), engine_options());
   engine.poison();
-  const auto expected = one_shot(engine, kTokens);
+  const auto expected = one_shot(engine, 0, kTokens);
   const StepShape shape = StepShape::decode(2);
   Stream side(engine.backend());
   Event forked(engine.backend());
@@ -394,7 +386,7 @@ TEST_CASE("bytes are right whatever an engine's kernels do between ours, in all 
       {"two that trigger, sleep and wait", {kTriggersSleepsWaits, kTriggersSleepsWaits}},
   };
   TestEngine reference(test_backend(), engine_options());
-  const auto expected = one_shot(reference, kTokens);
+  const auto expected = one_shot(reference, 0, kTokens);
   const StepShape shape = StepShape::decode(4);
   for (const Between& between : cases) {
     for (const Manners& producer : {kPlain, kWaitsThenTriggers, kTriggersSleepsWaits}) {
@@ -424,7 +416,7 @@ TEST_CASE("10,000 replays are bit-identical") {
   PdlEngine run(Pdl::kPrologue, kWaitsThenTriggers, {});
   TestEngine& engine = run.engine();
   const StepShape shape = StepShape::decode(4);
-  const auto expected = one_shot(engine, 500);
+  const auto expected = one_shot(engine, 0, 500);
   const GraphExec graph = run.capture(shape);
   int replays = 0;
   for (int round = 0; round < 20; ++round) {

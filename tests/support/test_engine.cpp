@@ -57,6 +57,26 @@ std::vector<std::int32_t> random_chunks(std::uint32_t seed, std::int32_t tokens,
   return chunks;
 }
 
+TestEngineOptions small_engine(std::int64_t seats, std::int64_t context) {
+  TestEngineOptions options;
+  options.spec.layers = {LayerKind::kCsa, LayerKind::kHca};
+  options.limits.seats_max = seats;
+  options.limits.pages = seats * ceil_div(context, kPageTokens);
+  options.limits.rows_max = seats;
+  options.limits.tokens_max = std::max<std::int64_t>(seats * 8, 2 * context);
+  options.limits.context_max = context;
+  options.limits.run_ahead_max = 0;
+  return options;
+}
+
+std::vector<std::byte> one_shot(TestEngine& engine, std::int64_t content, std::int32_t tokens) {
+  const RequestId request = engine.admit(content, tokens);
+  engine.ragged_step({{request, tokens}});
+  auto bytes = engine.live_bytes(request);
+  engine.release(request);
+  return bytes;
+}
+
 TestEngine::TestEngine(Backend& backend, const TestEngineOptions& options)
     : backend_(&backend),
       options_(options),

@@ -130,6 +130,12 @@ class TestEngine {
   std::vector<std::pair<StepShape, GraphExec>> graphs_;
 };
 
+// A CSA and an HCA layer, pages for every seat, outcomes that count at once.
+TestEngineOptions small_engine(std::int64_t seats, std::int64_t context);
+
+// Live bytes of the first `tokens` of a content, prefilled alone in one chunk; released again.
+std::vector<std::byte> one_shot(TestEngine& engine, std::int64_t content, std::int32_t tokens);
+
 // Splits `tokens` into chunks of 1..chunk_max, by seed.
 std::vector<std::int32_t> random_chunks(std::uint32_t seed, std::int32_t tokens,
                                         std::int32_t chunk_max);
