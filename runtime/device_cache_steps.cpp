@@ -200,11 +200,10 @@ void DeviceCache::enqueue_plan(PlanBufferId id, StreamView stream) {
   state.backend.plan(params, stream);
 
   buffer.start_visit();
-  const bool capturing = state.backend.is_capturing(stream);
-  buffer.planned = !capturing;  // what is captured has not run
+  buffer.planned = !state.backend.is_capturing(stream);  // what is captured has not run
   buffer.plan_stream = stream;
   auto& captured = buffer.captured_plans;
-  if (capturing &&
+  if (state.backend.is_capturing(stream) &&
       std::find(captured.begin(), captured.end(), params.shape) == captured.end()) {
     captured.push_back(params.shape);
   }
