@@ -2,6 +2,8 @@
 // need. Host only, used for both backends; the reading side is planner/step_rule.h.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <utility>
@@ -20,6 +22,14 @@ std::int32_t pack_changes(std::span<const Item>& items, ApplyParams& chunk, std:
   used += moved * sizeof(Item);
   items = items.subspan(moved);
   return static_cast<std::int32_t>(moved);
+}
+
+// Leading bytes of the chunk that are set; what lies behind them is nobody's to read.
+inline std::int64_t used_bytes(const ApplyParams& chunk) {
+  return static_cast<std::int64_t>(offsetof(ApplyParams, changes)) +
+         chunk.batch_rows * std::int64_t{sizeof(BatchRowUpdate)} +
+         chunk.cells * std::int64_t{sizeof(CellUpdate)} +
+         chunk.lowered_limits * std::int64_t{sizeof(LimitUpdate)};
 }
 
 // Calls run(const ApplyParams&) for each chunk, in order, at least once. The chunk lives on the

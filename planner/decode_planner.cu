@@ -1,5 +1,6 @@
-// Plans a decode shape in one kernel: a block per batch row. Every thread resolves the row for
-// itself, the loads are the same for all; then the threads share its tokens and page table cells.
+// Plans a decode shape in one kernel, which stands in front of every decode step: a block per batch
+// row. Every thread resolves the row for itself, from two rounds of loads that are the same for
+// all; then its warps work side by side: on the batch row, on its tokens, on its page table cells.
 // Where read lists are bound, blocks behind those write them, some for each token.
 #include <quire/planner/planner.cuh>
 #include <quire/planner/read_lists.cuh>
@@ -10,6 +11,7 @@ namespace {
 
 constexpr int kDecodeThreads = 128;
 
+// Fields that no thread of this kernel reads.
 __device__ void finish_decode_plan(const PlanParams& params) {
   PlanHeader& header = *params.plan.header;
   header.steps_at_plan = header.steps_left;
@@ -17,6 +19,25 @@ __device__ void finish_decode_plan(const PlanParams& params) {
   header.csa_entries = 0;
   header.hca_entries = 0;
   params.plan.views.cu_extend[params.shape.rows] = params.shape.rows * params.shape.tokens_per_row;
+}
+
+// Locations of an HCA list that one block writes.
+constexpr int kListPiece = 2048;
+
+__host__ __device__ std::int64_t hca_list_pieces(const ReadLists& read) {
+  return read.hca_locations == nullptr ? 0 : ceil_div(read.hca_width, std::int64_t{kListPiece});
+}
+
+struct ListPiece {
+  std::int32_t list, piece;
+};
+
+// What block `block` of those that write lists works on. A grid has less than 2^31 blocks: 32-bit
+// division, which is short.
+__device__ ListPiece list_and_piece(std::int64_t block, std::int64_t pieces) {
+  const auto at = static_cast<std::uint32_t>(block);
+  const auto per_list = static_cast<std::uint32_t>(pieces);
+  return {static_cast<std::int32_t>(at / per_list), static_cast<std::int32_t>(at % per_list)};
 }
 
 // Blocks that one token's lists take: the pieces of the HCA list, the first with the window.
@@ -29,25 +50,29 @@ __device__ void write_token_lists(const PlanParams& params, std::int64_t block) 
   const ReadLists& read = params.plan.read;
   const auto [token, piece] = list_and_piece(block, list_blocks_per_token(read));
   const std::int32_t r = token / params.shape.tokens_per_row;
-  const bool same_shape = is_applied_shape(*params.plan.header, params.shape);
-  const AppliedRow applied = applied_row(params.plan, same_shape, r);
-  const BatchRowRecord row = plan_decode_row(params, same_shape, applied, r).record;
+  const BatchRowRecord row = plan_decode_row(params, r).record;
   const std::int32_t j = token - row.first_token;
   if (read.window_locations != nullptr && piece == 0 && threadIdx.x < 32) {
     write_window_list(params, token, row, r, j);
   }
   if (read.hca_locations != nullptr) {
-    write_hca_list(params, token, piece, row, hca_entries_at(row, j));
+    const std::int64_t begin = std::int64_t{piece} * kListPiece;
+    write_hca_list(params, token, begin, min_of(begin + kListPiece, read.hca_width), row,
+                   hca_entries_at(row, j));
   }
+}
+
+// Thread `first` becomes 0, so that another warp than the first begins.
+__device__ int thread_from(int first) {
+  return (static_cast<int>(threadIdx.x) + kDecodeThreads - first) % kDecodeThreads;
 }
 
 __global__ void __launch_bounds__(kDecodeThreads)
     decode_plan_kernel(const __grid_constant__ PlanParams params) {
-  const bool first_thread = threadIdx.x == 0;
-  // Fields that no thread of this kernel reads.
-  if (blockIdx.x == 0 && first_thread) finish_decode_plan(params);
+  before_stores();
   const auto r = static_cast<std::int32_t>(blockIdx.x);
   if (r >= params.shape.rows) {
+    if (r == 0 && threadIdx.x == 0) finish_decode_plan(params);  // there are no rows
     const std::int64_t block = std::int64_t{r} - params.shape.rows;
     if (block < params.shape.tokens * list_blocks_per_token(params.plan.read)) {
       write_token_lists(params, block);
@@ -55,19 +80,17 @@ __global__ void __launch_bounds__(kDecodeThreads)
     return;
   }
 
-  const bool same_shape = is_applied_shape(*params.plan.header, params.shape);
-  const AppliedRow applied = applied_row(params.plan, same_shape, r);
-  const ResolvedRow resolved = plan_decode_row(params, same_shape, applied, r);
+  const ResolvedRow resolved = plan_decode_row(params, r);
   const BatchRowRecord& row = resolved.record;
-  if (first_thread) {
+  if (thread_from(0) == 0) {
     write_batch_row(params, r, row);
     add_to_report(*params.plan.report, report_counter(*params.plan.report, resolved.why), row.seat);
+    if (r == 0) finish_decode_plan(params);
   }
-  for (int j = static_cast<int>(threadIdx.x); j < params.shape.tokens_per_row;
-       j += kDecodeThreads) {
+  for (int j = thread_from(32); j < params.shape.tokens_per_row; j += kDecodeThreads) {
     write_token(params, row.first_token + j, plan_token(params.geometry, params.table, row, r, j));
   }
-  copy_page_table_row(params, r, row);
+  copy_page_table_row<8>(params, r, row, thread_from(64), kDecodeThreads);
 }
 
 }  // namespace

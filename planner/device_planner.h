@@ -14,8 +14,8 @@ namespace quire::cuda {
 // One chunk of an update (planner/apply_chunks.h). One kernel.
 void launch_apply(const ApplyParams& params, CUstream_st* stream);
 
-// Decode shapes take one kernel, ragged ones two. Launched plainly: the full edge that the first
-// append behind a plan relies on begins here.
+// One kernel. Launched plainly: the full edge that the first append behind a plan relies on begins
+// here.
 void launch_plan(const PlanParams& params, CUstream_st* stream);
 
 // One kernel, at the tail of the step; waits for its predecessor, then triggers.

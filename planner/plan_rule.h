@@ -129,32 +129,30 @@ struct ResolvedRow {
   Inert why;
 };
 
-// A batch row lives as a whole or not at all. `header` is the plan buffer's; `rows`,
-// `tokens_per_row` and `tokens` are the shape that is being planned.
-QUIRE_HOST_DEVICE inline ResolvedRow resolve_batch_row(const PlanHeader& header, bool same_shape,
-                                                       const StepTable& table, std::int32_t seat,
+// What the step table says of a seat; nothing for padding.
+struct SeatState {
+  std::int32_t length, limit, stopped;
+};
+
+QUIRE_HOST_DEVICE inline SeatState seat_state(const StepTable& table, std::int32_t seat) {
+  if (seat < 0) return {0, 0, 0};
+  return {table.length[seat], table.limit[seat], table.stopped[seat]};
+}
+
+// A batch row lives as a whole or not at all. `steps_left` is the plan buffer's. Each reason goes
+// before those above it; none is a branch, so that a thread's loads need not wait for each other.
+QUIRE_HOST_DEVICE inline ResolvedRow resolve_batch_row(std::int32_t steps_left, bool same_shape,
+                                                       const SeatState& state, std::int32_t seat,
                                                        std::int32_t tokens,
                                                        std::int32_t first_token) {
-  ResolvedRow row{{seat, 0, 0, first_token}, Inert::kNo};
-  if (seat < 0) {
-    row.why = Inert::kPadding;
-    return row;
-  }
-  row.record.start = table.length[seat];
-  if (!same_shape) {
-    row.why = Inert::kWrongShape;
-  } else if (tokens == 0) {
-    row.why = Inert::kEmpty;
-  } else if (header.steps_left <= 0) {
-    row.why = Inert::kOutOfSteps;
-  } else if (table.stopped[seat] != 0) {
-    row.why = Inert::kStopped;
-  } else if (static_cast<std::int64_t>(row.record.start) + tokens > table.limit[seat]) {
-    row.why = Inert::kAtLimit;
-  } else {
-    row.record.live_tokens = tokens;
-  }
-  return row;
+  Inert why = Inert::kNo;
+  if (static_cast<std::int64_t>(state.length) + tokens > state.limit) why = Inert::kAtLimit;
+  if (state.stopped != 0) why = Inert::kStopped;
+  if (steps_left <= 0) why = Inert::kOutOfSteps;
+  if (tokens == 0) why = Inert::kEmpty;
+  if (!same_shape) why = Inert::kWrongShape;
+  if (seat < 0) why = Inert::kPadding;
+  return {{seat, state.length, why == Inert::kNo ? tokens : 0, first_token}, why};
 }
 
 // Rows up to this length read the window ring and may run again before their commit; longer ones

@@ -1,5 +1,5 @@
 // What the planning kernels share: sums over any number of batch rows in one block, the search for
-// the batch row of a token, the report, and the plain launch.
+// the batch row of a value, page table rows, the report, and the plain launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,6 +10,7 @@
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
 
+#include <quire/kernels/pdl.cuh>
 #include <quire/planner/device_planner.h>
 #include <quire/planner/step_rule.h>
 #include <quire/runtime/cuda/launch.cuh>
@@ -40,6 +41,19 @@ inline std::int64_t blocks_for(std::int64_t items, int threads) {
 
 __device__ inline std::int64_t thread_in_grid() {
   return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+// Every thread of a plan passes here before its first store. In a test's own build of the planner
+// it lets successors go and sleeps: a kernel behind it that does not wait meets the plan before.
+__device__ inline void before_stores() {
+#ifdef QUIRE_PLANNER_SLEEPS_NS
+  pdl_trigger();
+  std::uint64_t start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start)::"memory");
+  do {
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+  } while (now - start < QUIRE_PLANNER_SLEEPS_NS);
+#endif
 }
 
 // Sums and a minimum: the order of the adding threads does not show.
@@ -93,15 +107,25 @@ __device__ inline std::int32_t row_holding(const std::int32_t* begin, std::int32
   return low;
 }
 
-// Copies the cells that a batch row may look at; all threads of the block take part.
-__device__ inline void copy_page_table_row(const PlanParams& params, std::int32_t batch_row,
-                                           const BatchRowRecord& row) {
+// Copies the cells that a batch row may look at, by threads 0 to `threads` of a block. kAtOnce
+// loads of each are on their way together: one by one they would take longer than the plan.
+template <int kAtOnce>
+__device__ void copy_page_table_row(const PlanParams& params, std::int32_t batch_row,
+                                    const BatchRowRecord& row, int thread, int threads) {
   if (row.seat < 0) return;
   const std::int32_t* from = params.table.page_table + row.seat * params.table.cells;
   std::int32_t* to = params.plan.views.page_table + batch_row * params.plan.views.page_table_stride;
   const int cells = shown_cells(row);
-  for (int i = static_cast<int>(threadIdx.x); i < cells; i += static_cast<int>(blockDim.x)) {
-    to[i] = from[i];
+  for (int first = thread; first < cells; first += kAtOnce * threads) {
+    std::int32_t cell[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * threads < cells) cell[i] = from[first + i * threads];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (first + i * threads < cells) to[first + i * threads] = cell[i];
+    }
   }
 }
 

@@ -82,9 +82,43 @@ QUIRE_HOST_DEVICE inline void apply_header(const ApplyParams& params) {
 
 // --- Plan ---
 
+// No branches: a thread's loads of the header need not wait for each other.
 QUIRE_HOST_DEVICE inline bool is_applied_shape(const PlanHeader& header, const StepShape& shape) {
-  return header.rows == shape.rows && header.tokens_per_row == shape.tokens_per_row &&
-         header.tokens == shape.tokens;
+  const bool rows = header.rows == shape.rows;
+  const bool tokens_per_row = header.tokens_per_row == shape.tokens_per_row;
+  const bool tokens = header.tokens == shape.tokens;
+  return rows & tokens_per_row & tokens;
+}
+
+// What a plan needs of its buffer's header.
+struct AppliedPlan {
+  std::int32_t rows, steps_left;
+  bool same_shape;  // as is being planned
+};
+
+QUIRE_HOST_DEVICE inline AppliedPlan applied_plan(const PlanParams& params) {
+  const PlanHeader& header = *params.plan.header;
+  return {header.rows, header.steps_left, is_applied_shape(header, params.shape)};
+}
+
+// Compilers like to load where the value is used, behind a branch. On a device that makes one wait
+// of two: these values are loaded here.
+QUIRE_HOST_DEVICE inline void load_here([[maybe_unused]] std::int32_t& a,
+                                        [[maybe_unused]] std::int32_t& b) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(a), "+r"(b));
+#endif
+}
+
+// In one store; both are 16-byte aligned, which their types do not say.
+template <class Record>
+QUIRE_HOST_DEVICE void store_record(Record* to, const Record& record) {
+  static_assert(sizeof(Record) == 16);
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<int4*>(to) = __builtin_bit_cast(int4, record);
+#else
+  *to = record;
+#endif
 }
 
 struct AppliedRow {
@@ -93,20 +127,14 @@ struct AppliedRow {
 };
 
 // Behind the applied shape stands what an earlier update left: padding. Under another shape no row
-// takes room.
-QUIRE_HOST_DEVICE inline AppliedRow applied_row(const PlanBuffer& plan, bool same_shape,
+// takes room. The arrays hold every row of every shape: they are read beside the header, not after.
+QUIRE_HOST_DEVICE inline AppliedRow applied_row(const PlanBuffer& plan, const AppliedPlan& applied,
                                                 std::int32_t batch_row) {
-  if (batch_row >= plan.header->rows) return {-1, 0};
-  return {plan.row_seats[batch_row], same_shape ? max_of(plan.row_tokens[batch_row], 0) : 0};
-}
-
-// `room`: tokens of the shape that are left for the row. One that does not fit, which no checked
-// update has, is inert: nothing is written beyond the shape.
-QUIRE_HOST_DEVICE inline ResolvedRow plan_batch_row(const PlanParams& params, bool same_shape,
-                                                    const AppliedRow& row, std::int32_t first_token,
-                                                    std::int64_t room) {
-  return resolve_batch_row(*params.plan.header, same_shape && row.tokens <= room, params.table,
-                           row.seat, row.tokens, first_token);
+  std::int32_t seat = plan.row_seats[batch_row];
+  std::int32_t tokens = plan.row_tokens[batch_row];
+  load_here(seat, tokens);
+  const bool is_applied = batch_row < applied.rows;
+  return {is_applied ? seat : -1, is_applied && applied.same_shape ? max_of(tokens, 0) : 0};
 }
 
 // First input row of a ragged batch row with `before` tokens in front of it.
@@ -115,30 +143,44 @@ QUIRE_HOST_DEVICE inline std::int32_t ragged_first_token(const PlanParams& param
   return static_cast<std::int32_t>(min_of(before, std::int64_t{params.shape.tokens}));
 }
 
-QUIRE_HOST_DEVICE inline ResolvedRow plan_ragged_row(const PlanParams& params, bool same_shape,
-                                                     const AppliedRow& row, std::int64_t before) {
-  return plan_batch_row(params, same_shape, row, ragged_first_token(params, before),
-                        params.shape.tokens - before);
+// A row for which the shape has no room left, which no checked update has, is inert: nothing is
+// written beyond the shape.
+QUIRE_HOST_DEVICE inline ResolvedRow plan_ragged_row(const PlanParams& params,
+                                                     const AppliedPlan& applied,
+                                                     const AppliedRow& row, const SeatState& state,
+                                                     std::int64_t before) {
+  const bool fits = applied.same_shape && row.tokens <= params.shape.tokens - before;
+  return resolve_batch_row(applied.steps_left, fits, state, row.seat, row.tokens,
+                           ragged_first_token(params, before));
 }
 
-QUIRE_HOST_DEVICE inline ResolvedRow plan_decode_row(const PlanParams& params, bool same_shape,
-                                                     const AppliedRow& row,
+QUIRE_HOST_DEVICE inline ResolvedRow plan_decode_row(const PlanParams& params,
                                                      std::int32_t batch_row) {
-  return plan_batch_row(params, same_shape, row, batch_row * params.shape.tokens_per_row,
-                        params.shape.tokens_per_row);
+  const AppliedPlan applied = applied_plan(params);
+  const AppliedRow row = applied_row(params.plan, applied, batch_row);
+  const std::int32_t tokens_per_row = params.shape.tokens_per_row;
+  const bool fits = applied.same_shape && row.tokens <= tokens_per_row;
+  return resolve_batch_row(applied.steps_left, fits, seat_state(params.table, row.seat), row.seat,
+                           row.tokens, batch_row * tokens_per_row);
 }
 
 QUIRE_HOST_DEVICE inline void write_batch_row(const PlanParams& params, std::int32_t batch_row,
                                               const BatchRowRecord& record) {
-  params.plan.rows[batch_row] = record;
+  store_record(params.plan.rows + batch_row, record);
   write_row_views(params.plan.views, batch_row, record);
+}
+
+// What a token's record says, for others to read.
+QUIRE_HOST_DEVICE inline void show_token(const PlanParams& params, std::int32_t token,
+                                         const TokenRecord& record) {
+  write_token_views(params.plan.views, params.geometry, token, record);
+  write_read_lengths(params.plan.read, token, record);
 }
 
 QUIRE_HOST_DEVICE inline void write_token(const PlanParams& params, std::int32_t token,
                                           const TokenRecord& record) {
   params.plan.tokens[token] = record;
-  write_token_views(params.plan.views, params.geometry, token, record);
-  write_read_lengths(params.plan.read, token, record);
+  show_token(params, token, record);
 }
 
 // Entries of each ratio: what a batch row closes, or how many stand in the compact lists.
@@ -156,20 +198,19 @@ QUIRE_HOST_DEVICE inline EntryCounts entries_closed_by(const BatchRowRecord& rec
           compress_count(kHcaRule, record.start, record.live_tokens)};
 }
 
-// Token `token` of the ragged batch row, and the records of the entries that it closes; `base` is
-// the place of the row's first in the compact lists.
-QUIRE_HOST_DEVICE inline void write_ragged_token(const PlanParams& params, std::int32_t token,
-                                                 std::int32_t batch_row, const BatchRowRecord& row,
-                                                 const EntryCounts& base) {
-  const std::int32_t j = token - row.first_token;
-  const TokenRecord record = plan_token(params.geometry, params.table, row, batch_row, j);
-  write_token(params, token, record);
+// The records of the entries that token `token` of a ragged batch row closes, if it lives; `base`
+// is the place of the row's first in the compact lists.
+QUIRE_HOST_DEVICE inline void write_closed_entries(const PlanParams& params, std::int32_t token,
+                                                   const TokenRecord& record,
+                                                   const BatchRowRecord& row,
+                                                   const EntryCounts& base) {
   if (record.seat < 0) return;
   const auto put = [&](CompressionRule rule, PlanRecord* list, std::int32_t capacity,
                        std::int32_t first) {
     if (!closes_entry(rule, record.position)) return;
     const std::int32_t at = first + compress_index(rule, row.start, record.position);
-    if (at < capacity) list[at] = plan_record(rule, token, batch_row, row.start, j);
+    if (at >= capacity) return;
+    store_record(list + at, plan_record(rule, token, record.batch_row, row.start, record.index));
   };
   put(kCsaRule, params.plan.csa_entries, params.csa_entry_capacity, base.csa);
   put(kHcaRule, params.plan.hca_entries, params.hca_entry_capacity, base.hca);

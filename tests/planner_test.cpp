@@ -358,3 +358,25 @@ TEST_CASE(
     }
   }
 }
+
+TEST_CASE("applied tokens whose sum passes 32 bits leave every row behind them inert") {
+  const StepShape shape = StepShape::ragged(5, 64);
+  PlanPair pair(sizes_for(6, 4, shape));
+  for (std::int32_t s = 0; s < 6; ++s) pair.seat(s, 10, 900);
+  pair.push();
+  pair.start(shape);
+  // 3, then 2^32 + 2 in front of the last row.
+  const std::int32_t tokens[] = {3, INT32_MAX, INT32_MAX, 1, 4};
+  for (std::int32_t s = 0; s < 5; ++s) pair.update().add(BatchRowUpdate{s, tokens[s], 900, 0});
+  pair.apply();
+  pair.enqueue_plan(shape);
+  PlanImage planned = pair.download();
+  const PlanPlaces at = planned.places();
+  CHECK(at.plan.rows[0].live_tokens == 3);
+  for (std::int32_t r = 1; r < 5; ++r) {
+    CAPTURE(r);
+    CHECK(at.plan.rows[r].live_tokens == 0);
+  }
+  CHECK(at.plan.views.cu_extend[5] == 64);
+  CHECK(at.plan.views.token_batch_row[3] == -1);
+}

@@ -34,11 +34,10 @@ BatchRowRecord plan_row(const PlanParams& params, std::int32_t batch_row,
   return resolved.record;
 }
 
-void plan_decode(const PlanParams& params, bool same_shape) {
+void plan_decode(const PlanParams& params) {
   const StepShape& shape = params.shape;
   for (std::int32_t r = 0; r < shape.rows; ++r) {
-    const AppliedRow applied = applied_row(params.plan, same_shape, r);
-    const BatchRowRecord row = plan_row(params, r, plan_decode_row(params, same_shape, applied, r));
+    const BatchRowRecord row = plan_row(params, r, plan_decode_row(params, r));
     for (std::int32_t j = 0; j < shape.tokens_per_row; ++j) {
       write_token(params, row.first_token + j,
                   plan_token(params.geometry, params.table, row, r, j));
@@ -57,22 +56,27 @@ std::int32_t pad_entries(PlanRecord* list, std::int32_t entries, std::int32_t ca
   return held;
 }
 
-void plan_ragged(const PlanParams& params, bool same_shape) {
+void plan_ragged(const PlanParams& params) {
   const StepShape& shape = params.shape;
+  const AppliedPlan applied = applied_plan(params);
   std::int64_t before = 0;
   EntryCounts entries;
   std::int32_t short_rows = shape.rows;
   for (std::int32_t r = 0; r < shape.rows; ++r) {
-    const AppliedRow applied = applied_row(params.plan, same_shape, r);
+    const AppliedRow applied_to = applied_row(params.plan, applied, r);
+    const SeatState state = seat_state(params.table, applied_to.seat);
     const BatchRowRecord row =
-        plan_row(params, r, plan_ragged_row(params, same_shape, applied, before));
-    before += applied.tokens;
+        plan_row(params, r, plan_ragged_row(params, applied, applied_to, state, before));
+    before += applied_to.tokens;
     const std::int32_t end = ragged_first_token(params, before);
     for (std::int32_t token = row.first_token; token < end; ++token) {
-      write_ragged_token(params, token, r, row, entries);
+      const std::int32_t j = token - row.first_token;
+      const TokenRecord record = plan_token(params.geometry, params.table, row, r, j);
+      write_token(params, token, record);
+      write_closed_entries(params, token, record, row, entries);
     }
     entries = entries + entries_closed_by(row);
-    if (!is_short(params.geometry, applied.tokens)) short_rows = std::min(short_rows, r);
+    if (!is_short(params.geometry, applied_to.tokens)) short_rows = std::min(short_rows, r);
   }
   const std::int32_t tokens = ragged_first_token(params, before);
   for (std::int32_t token = tokens; token < shape.tokens; ++token) {
@@ -134,15 +138,13 @@ void apply(const ApplyParams& params) {
 }
 
 void plan(const PlanParams& params) {
-  PlanHeader& header = *params.plan.header;
-  const bool same_shape = is_applied_shape(header, params.shape);
   if (params.shape.is_decode()) {
-    plan_decode(params, same_shape);
+    plan_decode(params);
   } else {
-    plan_ragged(params, same_shape);
+    plan_ragged(params);
   }
   write_read_lists(params);
-  header.steps_at_plan = header.steps_left;
+  params.plan.header->steps_at_plan = params.plan.header->steps_left;
 }
 
 void commit(const CommitParams& params) {
