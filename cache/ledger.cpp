@@ -70,8 +70,10 @@ OrShortfall<std::int64_t> Ledger::reserve(RequestId request, std::int64_t tokens
     return Shortfall{Resource::kPages, needed, available, s.held_pages};
   }
   record.secured = target;
-  s.draw_pages(seat, needed);
-  s.publish();
+  if (needed > 0) {
+    s.draw_pages(seat, needed);
+    s.publish();
+  }
   return needed;
 }
 

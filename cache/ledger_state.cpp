@@ -65,12 +65,6 @@ void Ledger::State::clear() {
   publish();
 }
 
-bool Ledger::State::is_live(RequestId request) const {
-  if (request.index < 0 || request.index >= limits.seats_max) return false;
-  const Seat& seat = seats[size(request.index)];
-  return seat.owned && seat.generation == request.generation;
-}
-
 std::string Ledger::State::why_not_live(RequestId request) const {
   if (request.index < 0 || request.index >= limits.seats_max) {
     return concat("no request has index ", request.index, "; supported: 0 to ",
@@ -95,10 +89,6 @@ std::span<PageId> Ledger::State::pages_of(std::int32_t seat) {
 std::span<PageId> Ledger::State::pages_of_hold(std::int32_t hold) {
   const std::size_t cells = size(limits.cells_max());
   return {hold_lists.data() + size(hold) * cells, size(holds[size(hold)].pages)};
-}
-
-std::int64_t Ledger::State::outstanding(const Seat& seat) const {
-  return std::max<std::int64_t>(0, seat.promised_pages - seat.pages);
 }
 
 std::int64_t Ledger::State::unpromised() const {
@@ -136,6 +126,7 @@ void Ledger::State::draw_pages(std::int32_t seat, std::int64_t count) {
 void Ledger::State::give_back_tail(std::int32_t seat) {
   Seat& record = seats[size(seat)];
   const std::int64_t needed = ceil_div(record.secured, kPageTokens);
+  if (record.pages <= needed) return;
   outstanding_sum -= outstanding(record);
   while (record.pages > needed) {
     const PageId page = pages_of(seat).back();

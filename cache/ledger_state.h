@@ -14,6 +14,7 @@
 #include <vector>
 
 #include <quire/cache/ledger.h>
+#include <quire/runtime/base/integers.h>
 
 namespace quire {
 
@@ -71,13 +72,20 @@ struct Ledger::State {
   explicit State(const Limits& limits);
   void clear();  // to the state after construction, generations aside
 
+  bool is_live(RequestId request) const {
+    if (request.index < 0 || request.index >= limits.seats_max) return false;
+    const Seat& seat = seats[static_cast<std::size_t>(request.index)];
+    return seat.owned && seat.generation == request.generation;
+  }
+  std::int64_t outstanding(const Seat& seat) const {
+    return max_of<std::int64_t>(0, seat.promised_pages - seat.pages);
+  }
+
   // ledger_state.cpp: records and stacks.
-  bool is_live(RequestId request) const;
   std::string why_not_live(RequestId request) const;
   std::int32_t find(RequestId request) const;  // its seat; UsageError where stale
   std::span<PageId> pages_of(std::int32_t seat);
   std::span<PageId> pages_of_hold(std::int32_t hold);
-  std::int64_t outstanding(const Seat& seat) const;
   std::int64_t unpromised() const;    // free pages that no request is promised
   std::int64_t usable_pages() const;  // all but the sink
   std::int64_t wanted_limit(std::int32_t seat) const;

@@ -95,36 +95,37 @@ void StepUpdate::start(StepId id, PlanBufferId buffer, StepShape shape, std::int
   used_ = sizeof header;
 }
 
-void StepUpdate::add(const BatchRowUpdate& row) {
+template <class Item>
+void StepUpdate::append(const Item& item) {
+  if (sizeof item > bytes_.size() - used_) {
+    throw BrokenInvariant(concat("step update: ", used_ + sizeof item,
+                                 " bytes exceed its capacity of ", bytes_.size()));
+  }
+  std::memcpy(bytes_.data() + used_, &item, sizeof item);
+  used_ += sizeof item;
+}
+
+void StepUpdate::add(BatchRowUpdate row) {
   if (header().cells != 0 || header().lowered_limits != 0) {
     throw BrokenInvariant("step update: a batch row was added behind cells or limits");
   }
-  append(&row, sizeof row);
+  append(row);
   ++mutable_header().batch_rows;
 }
 
-void StepUpdate::add(const CellUpdate& cell) {
+void StepUpdate::add(CellUpdate cell) {
   if (header().lowered_limits != 0) {
     throw BrokenInvariant("step update: a cell was added behind limits");
   }
-  append(&cell, sizeof cell);
+  append(cell);
   ++mutable_header().cells;
 }
 
-void StepUpdate::add(const LimitUpdate& limit) {
-  append(&limit, sizeof limit);
+void StepUpdate::add(LimitUpdate limit) {
+  append(limit);
   ++mutable_header().lowered_limits;
 }
 
 void StepUpdate::seal() { mutable_header().digest = digest_of(bytes()); }
-
-void StepUpdate::append(const void* item, std::size_t size) {
-  if (size > bytes_.size() - used_) {
-    throw BrokenInvariant(
-        concat("step update: ", used_ + size, " bytes exceed its capacity of ", bytes_.size()));
-  }
-  std::memcpy(bytes_.data() + used_, item, size);
-  used_ += size;
-}
 
 }  // namespace quire

@@ -93,17 +93,19 @@ class StepUpdate {
   PlanBufferId plan_buffer() const { return PlanBufferId(header().plan_buffer); }
 
   // For the ledger: start over, add in the order rows, cells, limits, then seal with the digest.
-  // Nothing is allocated; a count beyond the capacity throws BrokenInvariant.
+  // Nothing is allocated; a count beyond the capacity throws BrokenInvariant. Items come in registers:
+  // built in memory and copied from there, the copy would wait for the stores.
   void start(StepId id, PlanBufferId buffer, StepShape shape, std::int32_t repeat);
-  void add(const BatchRowUpdate& row);
-  void add(const CellUpdate& cell);
-  void add(const LimitUpdate& limit);
+  void add(BatchRowUpdate row);
+  void add(CellUpdate cell);
+  void add(LimitUpdate limit);
   void seal();
 
  private:
   StepUpdate() = default;
   StepUpdateHeader& mutable_header();
-  void append(const void* item, std::size_t size);
+  template <class Item>
+  void append(const Item& item);
 
   std::vector<std::byte> bytes_;  // its size is the capacity
   std::size_t used_ = 0;

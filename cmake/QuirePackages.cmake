@@ -15,6 +15,8 @@ quire_find(nlohmann_json nlohmann-json3-dev)
 if(PROJECT_IS_TOP_LEVEL)
   quire_find(doctest doctest-dev)
   quire_find(CLI11 libcli11-dev)
+endif()
+if(QUIRE_BENCHMARKS)
   quire_find(benchmark libbenchmark-dev)
 endif()
 

@@ -2,7 +2,7 @@
 // memory, with a stream that is a queue). A backend allocates and enqueues; it decides nothing.
 //
 // Nothing blocks unless its name says `wait`; construction and destruction may. Whatever is
-// enqueued may be captured; what allocates or waits may not.
+// enqueued may be captured, `apply` apart; what allocates or waits may not.
 #pragma once
 
 #include <quire/kernels/params.h>

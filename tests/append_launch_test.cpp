@@ -6,14 +6,17 @@
 #include <quire/runtime/owners.h>
 
 #include <memory>
+#include <new>
 #include <vector>
+
+#include "tests/support/idle_backend.h"
 
 namespace {
 
 using namespace quire;
 
-// Notes what is of interest here and passes everything on.
-class SpyBackend final : public Backend {
+// Notes what is of interest here; no operation runs.
+class SpyBackend final : public test::IdleBackend {
  public:
   struct Append {
     Pdl pdl;
@@ -26,49 +29,20 @@ class SpyBackend final : public Backend {
   std::vector<std::int64_t> allocations;
   int updates = 0;
 
-  BackendKind kind() const override { return real_->kind(); }
-  void check_stream(StreamView s) const override { real_->check_stream(s); }
-  void check_memory(const void* p, const char* what) const override {
-    real_->check_memory(p, what);
-  }
-  StreamView make_stream() override { return real_->make_stream(); }
-  void destroy_stream(StreamView s) noexcept override { real_->destroy_stream(s); }
-  void wait(StreamView s) override { real_->wait(s); }
-  void wait_for_all() noexcept override { real_->wait_for_all(); }
-  void* make_event() override { return real_->make_event(); }
-  void destroy_event(void* e) noexcept override { real_->destroy_event(e); }
-  void record(void* e, StreamView s) override { real_->record(e, s); }
-  void join(StreamView s, void* e) override { real_->join(s, e); }
-  void wait_event(void* e) override { real_->wait_event(e); }
-  void begin_capture(StreamView s) override { real_->begin_capture(s); }
-  void* end_capture(StreamView s) override { return real_->end_capture(s); }
-  void abort_capture(StreamView s) noexcept override { real_->abort_capture(s); }
-  bool is_capturing(StreamView s) const override { return real_->is_capturing(s); }
-  void launch_graph(void* g, StreamView s) override { real_->launch_graph(g, s); }
-  void destroy_graph(void* g) noexcept override { real_->destroy_graph(g); }
   void* make_pool(std::int64_t bytes) override {
     budgets.push_back(bytes);
-    return real_->make_pool(bytes);
+    return IdleBackend::make_pool(bytes);
   }
-  void destroy_pool(void* p) noexcept override { real_->destroy_pool(p); }
   std::byte* allocate(void* p, std::int64_t bytes, StreamView s) override {
     allocations.push_back(bytes);
-    return real_->allocate(p, bytes, s);
-  }
-  void free(void* p, std::byte* m, StreamView s) noexcept override { real_->free(p, m, s); }
-  void copy(void* to, const void* from, std::int64_t n, StreamView s) override {
-    real_->copy(to, from, n, s);
-  }
-  void fill(void* to, std::uint8_t v, std::int64_t n, StreamView s) override {
-    real_->fill(to, v, n, s);
+    return IdleBackend::allocate(p, bytes, s);
   }
   std::vector<std::uint32_t> wait_for_known_answers() override {
-    auto answers = real_->wait_for_known_answers();
+    auto answers = IdleBackend::wait_for_known_answers();
     answers[wrong_answer >= 0 ? static_cast<std::size_t>(wrong_answer) : 0] ^=
         wrong_answer >= 0 ? 1u : 0u;
     return answers;
   }
-  void load_kernels() override { real_->load_kernels(); }
   void apply(const ApplyParams&, StreamView) override {
     if (++updates == failing_update) throw std::bad_alloc();
   }
@@ -77,20 +51,9 @@ class SpyBackend final : public Backend {
     appends.push_back({pdl, params});
   }
   void commit(const CommitParams&, Pdl pdl, StreamView) override { commits.push_back(pdl); }
-  void plan_records(const RecordPlanParams&, StreamView) override {}
-  void compress_c4_decode(const CompressC4DecodeParams&, Pdl, StreamView) override {}
-  void compress_c4_prefill(const CompressC4PrefillParams&, Pdl, StreamView) override {}
-  void translate_picks(const TranslatePicksParams&, Pdl, StreamView) override {}
-  void gather_main(const GatherMainParams&, Pdl, StreamView) override {}
-  void gather_indexer(const GatherIndexerParams&, Pdl, StreamView) override {}
-  void store_flashmla(const StoreParams&, Pdl, StreamView) override {}
-  void store_indexer(const StoreParams&, Pdl, StreamView) override {}
 
   int wrong_answer = -1;
   int failing_update = -1;
-
- private:
-  std::unique_ptr<Backend> real_ = make_host_backend();
 };
 
 constexpr PlanBufferId kBuffer(0);

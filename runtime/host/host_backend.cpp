@@ -5,6 +5,7 @@
 // completes: waits and joins end, and the failure comes out of the stream's own wait.
 #include <quire/kernels/host/operations.h>
 #include <quire/kernels/known_answers.h>
+#include <quire/planner/apply_chunks.h>
 #include <quire/runtime/backend.h>
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/base/integers.h>
@@ -65,6 +66,36 @@ struct HostPool {
   std::unordered_map<std::byte*, std::int64_t> sizes;
 };
 
+// Copies of chunks on their way, used again: once there are as many as are ever queued together, a
+// step's update allocates nothing. One that a failed stream drops is not used again.
+class ApplyCopies {
+ public:
+  ApplyParams* take(const ApplyParams& params) {
+    ApplyParams* copy = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      if (free_.empty()) {
+        all_.push_back(std::make_unique_for_overwrite<ApplyParams>());
+        free_.reserve(all_.capacity());
+        free_.push_back(all_.back().get());
+      }
+      copy = free_.back();
+      free_.pop_back();
+    }
+    std::memcpy(copy, &params, static_cast<std::size_t>(used_bytes(params)));
+    return copy;
+  }
+  void give_back(ApplyParams* copy) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(copy);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<ApplyParams>> all_;
+  std::vector<ApplyParams*> free_;  // has room for all
+};
+
 void free_memory(std::byte* memory) noexcept {
   ::operator delete(memory, std::align_val_t(kAlignment));
 }
@@ -118,9 +149,13 @@ class HostBackend final : public Backend {
   void load_kernels() override {}
 
   void apply(const ApplyParams& params, StreamView stream) override {
-    // 28 KB: shared, so that queueing and replaying copy a pointer.
-    auto copied = std::make_shared<const ApplyParams>(params);
-    host_stream(stream).enqueue([copied] { host::apply(*copied); });
+    HostStream& on = host_stream(stream);
+    QUIRE_CHECK(!on.capturing(), "apply on a host stream that is capturing");
+    ApplyParams* copy = applies_.take(params);
+    on.enqueue([this, copy] {  // two words: std::function holds them without the heap
+      host::apply(*copy);
+      applies_.give_back(copy);
+    });
   }
   void plan(const PlanParams& params, StreamView stream) override {
     host_stream(stream).enqueue([params] { host::plan(params); });
@@ -169,6 +204,7 @@ class HostBackend final : public Backend {
   }
 
  private:
+  ApplyCopies applies_;
   std::mutex mutex_;
   std::vector<HostStream*> streams_;
 };

@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <memory_resource>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -67,7 +68,8 @@ class HostStream {
   mutable std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable done_;
-  std::deque<HostTask> queue_;
+  std::pmr::unsynchronized_pool_resource queue_memory_;  // so that a deque's blocks are used again
+  std::pmr::deque<HostTask> queue_{&queue_memory_};
   std::shared_ptr<HostCapture> capture_;
   std::exception_ptr failure_;
   std::uint64_t queued_ = 0;
