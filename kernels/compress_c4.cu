@@ -17,14 +17,21 @@
 namespace quire::cuda {
 namespace {
 
+constexpr int kPerThread = 4;
+constexpr int kThreads = MainPlace<kPerThread>::kBlockThreads;
+using Four = Channels<kPerThread>;
+
+template <int kDim>
+using PlaceOf = Place<kDim, kPerThread>;
+
 // --- Rows of either type ---
 
 template <ElementType kType>
 __device__ Four load_elements(const void* data, std::int64_t at) {
   if constexpr (kType == ElementType::kFloat32) {
-    return load_fresh(static_cast<const float*>(data) + at);
+    return load_fresh<kPerThread>(static_cast<const float*>(data) + at);
   } else {
-    return load_fresh_bf16(static_cast<const std::uint16_t*>(data) + at);
+    return load_fresh_bf16<kPerThread>(static_cast<const std::uint16_t*>(data) + at);
   }
 }
 
@@ -32,7 +39,7 @@ __device__ Four load_elements(const void* data, std::int64_t at) {
 template <ElementType kType>
 __device__ void store_raw(void* data, std::int64_t at, const Four& x) {
   if constexpr (kType == ElementType::kFloat32) {
-    store_four(static_cast<float*>(data) + at, x);
+    store_channels(static_cast<float*>(data) + at, x);
   } else {
     const auto pair = [&](int k) {
       return exact::bits(x.v[k]) >> 16 | (exact::bits(x.v[k + 1]) & 0xFFFF0000u);
@@ -48,7 +55,7 @@ template <ElementType kType>
 __device__ void store_rounded(void* data, std::int64_t at, const Four& x) {
   Four y;
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) {
+  for (int k = 0; k < kPerThread; ++k) {
     const float value = kType == ElementType::kFloat32 ? x.v[k] : exact::round_to_bf16(x.v[k]);
     const std::uint32_t nan = kType == ElementType::kFloat32 ? exact::kNanBits : 0x7FFF0000u;
     y.v[k] = exact::is_nan(x.v[k]) ? exact::from_bits(nan) : value;
@@ -60,7 +67,7 @@ template <int kDim, ElementType kType>
 __device__ void load_bias(const void* bias, Four (&to)[kC4Window]) {
 #pragma unroll
   for (int i = 0; i < kC4Window; ++i) {
-    to[i] = load_elements<kType>(bias, i * kDim + Place<kDim>::channel());
+    to[i] = load_elements<kType>(bias, i * kDim + PlaceOf<kDim>::channel());
   }
 }
 
@@ -78,13 +85,13 @@ __global__ void __launch_bounds__(kThreads)
     compress_c4_decode(const __grid_constant__ CompressC4DecodeParams params) {
   pdl_wait();
   pdl_trigger();
-  const std::int64_t b = Place<kDim>::entry(blockIdx.x);
+  const std::int64_t b = PlaceOf<kDim>::entry(blockIdx.x);
   if (b >= params.batch) return;
   const std::int32_t length = params.seq_lens[b];
   if (length <= 0) return;
   const std::int32_t p = length - 1;
   const std::int32_t index = params.indices[b];
-  const int channel = Place<kDim>::channel();
+  const int channel = PlaceOf<kDim>::channel();
 
   // A thread writes and reads the same channels only, and its own row comes from registers.
   const std::int64_t own = state_at<kDim>(params.mode, index, p);
@@ -102,12 +109,12 @@ __global__ void __launch_bounds__(kThreads)
   const std::int32_t older = paged && first == 0 ? params.previous_pages[b] : index;
   Four bias[kC4Window];
   load_bias<kDim, kType>(params.bias, bias);
-  Folds folds{};
+  Folds<kPerThread> folds{};
   fold_rows(folds, bias, first, first, kC4Window - 1, [&](int i, Four& value, Four& score) {
     const std::int64_t row =
         state_at<kDim>(params.mode, i < kC4Overlap ? older : index, p - (kC4Window - 1) + i);
-    value = load_elements<kType>(params.state, row + value_channel<kDim>(i));
-    score = load_elements<kType>(params.state, row + score_channel<kDim>(i));
+    value = load_elements<kType>(params.state, row + value_channel<PlaceOf<kDim>>(i));
+    score = load_elements<kType>(params.state, row + score_channel<PlaceOf<kDim>>(i));
   });
   fold_row(folds, false, quarter[3], bias[kC4Window - 1], quarter[1]);
   store_rounded<kOutput>(params.output, b * kDim + channel, pooled(folds));
@@ -125,7 +132,7 @@ __global__ void __launch_bounds__(kThreads)
     compress_c4_prefill_entries(const __grid_constant__ CompressC4PrefillParams params) {
   pdl_wait();
   pdl_trigger();
-  const std::int64_t k = Place<kDim>::entry(blockIdx.x);
+  const std::int64_t k = PlaceOf<kDim>::entry(blockIdx.x);
   if (k >= params.compress_capacity) return;
   const PlanRecord record = params.compress[k];
   if (record.ragged_id == kPaddingRaggedId) return;
@@ -145,7 +152,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   Four bias[kC4Window];
   load_bias<kDim, kType>(params.bias, bias);
-  Folds folds{};
+  Folds<kPerThread> folds{};
   fold_rows(folds, bias, first, first, kC4Window, [&](int i, Four& value, Four& score) {
     const bool from_state = i < older;
     const std::int64_t index =
@@ -154,10 +161,10 @@ __global__ void __launch_bounds__(kThreads)
                                  ? state_at<kDim>(params.mode, index, p - (kC4Window - 1) + i)
                                  : (input_row - (kC4Window - 1) + i) * (4 * kDim);
     const void* source = from_state ? params.state : params.input;
-    value = load_elements<kType>(source, row + value_channel<kDim>(i));
-    score = load_elements<kType>(source, row + score_channel<kDim>(i));
+    value = load_elements<kType>(source, row + value_channel<PlaceOf<kDim>>(i));
+    score = load_elements<kType>(source, row + score_channel<PlaceOf<kDim>>(i));
   });
-  store_rounded<kOutput>(params.output, input_row * kDim + Place<kDim>::channel(), pooled(folds));
+  store_rounded<kOutput>(params.output, input_row * kDim + PlaceOf<kDim>::channel(), pooled(folds));
 }
 
 template <int kDim, ElementType kType>
@@ -165,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
     compress_c4_prefill_state(const __grid_constant__ CompressC4PrefillParams params) {
   pdl_wait();
   pdl_trigger();
-  const std::int64_t k = Place<kDim>::entry(blockIdx.x);
+  const std::int64_t k = PlaceOf<kDim>::entry(blockIdx.x);
   if (k >= params.write_capacity) return;
   const PlanRecord record = params.write[k];
   if (record.ragged_id == kPaddingRaggedId) return;
@@ -180,12 +187,12 @@ __global__ void __launch_bounds__(kThreads)
   Four quarter[4];
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
-    const int at = q * kDim + Place<kDim>::channel();
+    const int at = q * kDim + PlaceOf<kDim>::channel();
     quarter[q] = load_elements<kType>(params.input, from + at);
   }
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
-    store_raw<kType>(params.state, to + q * kDim + Place<kDim>::channel(), quarter[q]);
+    store_raw<kType>(params.state, to + q * kDim + PlaceOf<kDim>::channel(), quarter[q]);
   }
 }
 
@@ -213,7 +220,7 @@ struct Kernels {
   static constexpr auto kState = &compress_c4_prefill_state<kDim, kVariant.type>;
 
   static dim3 grid(std::int64_t entries) {
-    return linear_grid(ceil_div<std::int64_t>(entries, Place<kDim>::kEntriesPerBlock));
+    return linear_grid(ceil_div<std::int64_t>(entries, PlaceOf<kDim>::kEntriesPerBlock));
   }
 };
 

@@ -1,6 +1,6 @@
 // From pooled or raw channels to stored bytes, on the device (SPEC 3.1 to 3.7): norm, RoPE,
-// Hadamard, quantise, store. A main or window entry (d = 512) is one block of 128 threads, an
-// indexer entry (d = 128) one warp; every thread holds four consecutive channels.
+// Hadamard, quantise, store. A block holds one main or window entry (d = 512), or four indexer
+// entries (d = 128); a thread holds a few consecutive channels, how many is the kernel's choice.
 //
 // All float operations are those of exact_math.h and fp8.h. What may be loaded before the wait
 // (docs/PDL.md) has a helper of its own: load_constant, load_state, load_record.
@@ -16,47 +16,108 @@
 
 namespace quire::cuda {
 
-inline constexpr int kThreads = 128;  // of every block here
 inline constexpr int kWarp = 32;
-inline constexpr int kWarps = kThreads / kWarp;
-inline constexpr int kChannels = 4;  // of a thread
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
-struct Four {
-  float v[kChannels];
+// Neighbouring channels of one thread.
+template <int kCount>
+struct Channels {
+  float v[kCount];
 };
 
-// Which entry of its block a thread works on, and which channels of it.
-template <int kDim>
+// How the threads of a block share entries of kDim channels, kPerThread each. Few channels a thread
+// make a short way through one entry, many make few threads.
+template <int kDim_, int kPerThread_>
 struct Place {
-  static_assert(kDim == kThreads * kChannels || kDim == kWarp * kChannels);
-  static constexpr bool kIsBlock = kDim == kThreads * kChannels;
-  static constexpr int kEntriesPerBlock = kIsBlock ? 1 : kWarps;
+  static constexpr int kDim = kDim_;
+  static constexpr int kPerThread = kPerThread_;
+  static constexpr int kBlockThreads = static_cast<int>(kHeadDim) / kPerThread;
+  static constexpr int kBlockWarps = kBlockThreads / kWarp;
+  static constexpr int kThreads = kDim / kPerThread;  // of an entry
+  static constexpr int kWarps = kThreads / kWarp;
+  static constexpr int kEntriesPerBlock = kBlockThreads / kThreads;
+  static_assert(kPerThread % 2 == 0 && kThreads % kWarp == 0);
+  using Values = Channels<kPerThread>;
 
   __device__ static int thread() {  // in its entry
-    return static_cast<int>(kIsBlock ? threadIdx.x : threadIdx.x % kWarp);
+    return static_cast<int>(threadIdx.x) % kThreads;
   }
-  __device__ static int channel() { return thread() * kChannels; }
+  __device__ static int channel() { return thread() * kPerThread; }
+  __device__ static int entry_in_block() { return static_cast<int>(threadIdx.x) / kThreads; }
   __device__ static std::int64_t entry(std::int64_t block) {
-    return kIsBlock ? block : block * kWarps + threadIdx.x / kWarp;
+    return block * kEntriesPerBlock + entry_in_block();
   }
+  // Its first warp, among those of the block.
+  __device__ static int first_warp() { return entry_in_block() * kWarps; }
+
+  // Brings the threads of an entry together. All of them call it.
+  __device__ static void sync() {
+    if constexpr (kThreads == kBlockThreads) {
+      __syncthreads();
+    } else if constexpr (kWarps == 1) {
+      __syncwarp();
+    } else {
+      static_assert(kEntriesPerBlock == 4);
+      // Constants: a barrier chosen at run time makes a block take all of them.
+      switch (entry_in_block()) {
+        case 0: return sync_as<1>();
+        case 1: return sync_as<2>();
+        case 2: return sync_as<3>();
+        default: return sync_as<4>();
+      }
+    }
+  }
+
+ private:
+  template <int kBarrier>
+  __device__ static void sync_as() {
+    asm volatile("barrier.sync.aligned %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+  }
+};
+
+// The threads of `kPerThread` channels for main and window entries, and for indexer entries.
+template <int kPerThread>
+using MainPlace = Place<static_cast<int>(kHeadDim), kPerThread>;
+template <int kPerThread>
+using KeysPlace = Place<static_cast<int>(kIndexerDim), kPerThread>;
+
+// Through which the warps of an entry exchange. Once for each entry, or behind a barrier.
+template <int kPerThread>
+struct Scratch {
+  float sums[MainPlace<kPerThread>::kBlockWarps];
+  std::uint32_t maxima[MainPlace<kPerThread>::kBlockWarps];
+  float channels[KeysPlace<kPerThread>::kWarps > 1 ? kHeadDim : 1];
 };
 
 // --- Loads ---
 
 // Immutable since before the planner ran: bias, norm weights, RoPE tables.
-__device__ inline Four load_constant(const float* four) {
-  const float4 x = __ldg(reinterpret_cast<const float4*>(four));
-  return {{x.x, x.y, x.z, x.w}};
+template <int kCount>
+__device__ inline Channels<kCount> load_constant(const float* from) {
+  if constexpr (kCount == 4) {
+    const float4 x = __ldg(reinterpret_cast<const float4*>(from));
+    return {{x.x, x.y, x.z, x.w}};
+  } else {
+    const float2 x = __ldg(reinterpret_cast<const float2*>(from));
+    return {{x.x, x.y}};
+  }
 }
 
 // Seat state, at L2: no first-level line can be stale. Volatile keeps it on its side of a wait.
-__device__ inline Four load_state(const float* four) {
-  Four x;
-  asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(x.v[0]), "=f"(x.v[1]), "=f"(x.v[2]), "=f"(x.v[3])
-               : "l"(__cvta_generic_to_global(four))
-               : "memory");
+template <int kCount>
+__device__ inline Channels<kCount> load_state(const float* from) {
+  Channels<kCount> x;
+  if constexpr (kCount == 4) {
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.v[0]), "=f"(x.v[1]), "=f"(x.v[2]), "=f"(x.v[3])
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+  } else {
+    asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(x.v[0]), "=f"(x.v[1])
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+  }
   return x;
 }
 
@@ -102,104 +163,155 @@ __device__ inline BatchRowRecord load_record(const BatchRowRecord* record) {
 }
 
 // What the kernel in front wrote: plain loads, only ever after the wait.
-__device__ inline Four load_fresh(const float* four) {
-  const float4 x = *reinterpret_cast<const float4*>(four);
-  return {{x.x, x.y, x.z, x.w}};
+template <int kCount>
+__device__ inline Channels<kCount> load_fresh(const float* from) {
+  if constexpr (kCount == 4) {
+    const float4 x = *reinterpret_cast<const float4*>(from);
+    return {{x.x, x.y, x.z, x.w}};
+  } else {
+    const float2 x = *reinterpret_cast<const float2*>(from);
+    return {{x.x, x.y}};
+  }
 }
 
-__device__ inline Four load_fresh_bf16(const std::uint16_t* four) {
-  const uint2 x = *reinterpret_cast<const uint2*>(four);
-  return {{exact::from_bits(x.x << 16), exact::from_bits(x.x & 0xFFFF0000u),
-           exact::from_bits(x.y << 16), exact::from_bits(x.y & 0xFFFF0000u)}};
+__device__ inline float low_bf16(std::uint32_t pair) { return exact::from_bits(pair << 16); }
+__device__ inline float high_bf16(std::uint32_t pair) {
+  return exact::from_bits(pair & 0xFFFF0000u);
 }
 
-__device__ inline Four load_input(const InputRows& rows, std::int64_t input_row,
-                                  std::int64_t channel) {
+template <int kCount>
+__device__ inline Channels<kCount> load_fresh_bf16(const std::uint16_t* from) {
+  if constexpr (kCount == 4) {
+    const uint2 x = *reinterpret_cast<const uint2*>(from);
+    return {{low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)}};
+  } else {
+    const std::uint32_t x = *reinterpret_cast<const std::uint32_t*>(from);
+    return {{low_bf16(x), high_bf16(x)}};
+  }
+}
+
+template <int kCount>
+__device__ inline Channels<kCount> load_input(const InputRows& rows, std::int64_t input_row,
+                                              std::int64_t channel) {
   const std::int64_t at = input_row * rows.stride + channel;
   return rows.type == ElementType::kFloat32
-             ? load_fresh(static_cast<const float*>(rows.data) + at)
-             : load_fresh_bf16(static_cast<const std::uint16_t*>(rows.data) + at);
+             ? load_fresh<kCount>(static_cast<const float*>(rows.data) + at)
+             : load_fresh_bf16<kCount>(static_cast<const std::uint16_t*>(rows.data) + at);
 }
 
-__device__ inline void store_four(float* to, const Four& x) {
-  *reinterpret_cast<float4*>(to) = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+template <int kCount>
+__device__ inline void store_channels(float* to, const Channels<kCount>& x) {
+  if constexpr (kCount == 4) {
+    *reinterpret_cast<float4*>(to) = make_float4(x.v[0], x.v[1], x.v[2], x.v[3]);
+  } else {
+    *reinterpret_cast<float2*>(to) = make_float2(x.v[0], x.v[1]);
+  }
 }
 
 // --- Norm ---
 
-// The index-bit tree of SPEC 3.7: channel bits 0 and 1 in registers, 2 to 6 across the warp, 7 and
-// 8 across the block's warps. `partial` is shared memory of kWarps floats, used once per kernel.
-template <int kDim>
-__device__ inline float sum_of_squares(const Four& c, float* partial) {
-  float q[kChannels];
+// Sum over the values of `count` warps or channels, a power of two, as the index-bit tree has it:
+// neighbours first.
+template <int kCount>
+__device__ inline float tree_sum(const float* terms) {
+  if constexpr (kCount == 1) {
+    return terms[0];
+  } else {
+    return exact::add(tree_sum<kCount / 2>(terms), tree_sum<kCount / 2>(terms + kCount / 2));
+  }
+}
+
+// The index-bit tree of SPEC 3.7: the lowest channel bits in registers, the next five across the
+// warp, the others across the entry's warps.
+template <class P>
+__device__ inline float sum_of_squares(const typename P::Values& c,
+                                       Scratch<P::kPerThread>& scratch) {
+  float squares[P::kPerThread];
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) q[k] = exact::mul(c.v[k], c.v[k]);
-  float sum = exact::add(exact::add(q[0], q[1]), exact::add(q[2], q[3]));
+  for (int k = 0; k < P::kPerThread; ++k) squares[k] = exact::mul(c.v[k], c.v[k]);
+  float sum = tree_sum<P::kPerThread>(squares);
 #pragma unroll
   for (int bit = 1; bit < kWarp; bit *= 2) {
     sum = exact::add(sum, __shfl_xor_sync(kAllLanes, sum, bit));
   }
-  if constexpr (Place<kDim>::kIsBlock) {
-    static_assert(kWarps == 4);
-    if (threadIdx.x % kWarp == 0) partial[threadIdx.x / kWarp] = sum;
-    __syncthreads();
-    sum = exact::add(exact::add(partial[0], partial[1]), exact::add(partial[2], partial[3]));
+  if constexpr (P::kWarps > 1) {
+    if (threadIdx.x % kWarp == 0) scratch.sums[threadIdx.x / kWarp] = sum;
+    P::sync();
+    sum = tree_sum<P::kWarps>(scratch.sums + P::first_warp());
   }
   return sum;
 }
 
-template <int kDim>
-__device__ inline Four normalise(const Four& c, const Four& weight, float eps, float* partial) {
-  constexpr float kInverseDim = 1.0f / kDim;
-  const float r = exact::rms_scale(sum_of_squares<kDim>(c, partial), kInverseDim, eps);
-  Four y;
+template <class P>
+__device__ inline typename P::Values normalise(const typename P::Values& c,
+                                               const typename P::Values& weight, float eps,
+                                               Scratch<P::kPerThread>& scratch) {
+  constexpr float kInverseDim = 1.0f / P::kDim;
+  const float r = exact::rms_scale(sum_of_squares<P>(c, scratch), kInverseDim, eps);
+  typename P::Values y;
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) y.v[k] = exact::mul(exact::mul(c.v[k], r), weight.v[k]);
+  for (int k = 0; k < P::kPerThread; ++k) {
+    y.v[k] = exact::mul(exact::mul(c.v[k], r), weight.v[k]);
+  }
   return y;
 }
 
 // --- RoPE, on the last 64 channels ---
 
-template <int kDim>
+template <class P>
 __device__ inline bool is_rotated() {
-  return Place<kDim>::channel() >= kDim - kRopeDim;
+  return P::channel() >= P::kDim - kRopeDim;
 }
 
-// cos, sin, cos, sin of the thread's two pairs.
-template <int kDim>
-__device__ inline Four load_rotation(const RopeTable& rope, std::int32_t position) {
-  const int at = Place<kDim>::channel() - (kDim - static_cast<int>(kRopeDim));
+// cos, sin of each of the thread's pairs.
+template <class P>
+__device__ inline typename P::Values load_rotation(const RopeTable& rope, std::int32_t position) {
+  constexpr int kPairs = P::kPerThread / 2;
+  const int at = P::channel() - (P::kDim - static_cast<int>(kRopeDim));
   const float* row = rope.values + static_cast<std::int64_t>(position) * kRopeDim;
-  if (rope.layout == RopeLayout::kInterleaved) return load_constant(row + at);
-  const float2 cos = __ldg(reinterpret_cast<const float2*>(row + at / 2));
-  const float2 sin = __ldg(reinterpret_cast<const float2*>(row + kRopeDim / 2 + at / 2));
-  return {{cos.x, sin.x, cos.y, sin.y}};
+  if (rope.layout == RopeLayout::kInterleaved) return load_constant<P::kPerThread>(row + at);
+  typename P::Values rotation;
+#pragma unroll
+  for (int pair = 0; pair < kPairs; ++pair) {
+    rotation.v[2 * pair] = __ldg(row + at / 2 + pair);
+    rotation.v[2 * pair + 1] = __ldg(row + kRopeDim / 2 + at / 2 + pair);
+  }
+  return rotation;
 }
 
-__device__ inline Four rotate(const Four& x, const Four& rotation) {
-  const exact::Pair first = exact::rotate({x.v[0], x.v[1]}, rotation.v[0], rotation.v[1]);
-  const exact::Pair second = exact::rotate({x.v[2], x.v[3]}, rotation.v[2], rotation.v[3]);
-  return {{first.x, first.y, second.x, second.y}};
+template <int kCount>
+__device__ inline Channels<kCount> rotate(const Channels<kCount>& x,
+                                          const Channels<kCount>& rotation) {
+  Channels<kCount> y;
+#pragma unroll
+  for (int k = 0; k < kCount; k += 2) {
+    const exact::Pair pair =
+        exact::rotate({x.v[k], x.v[k + 1]}, rotation.v[k], rotation.v[k + 1]);
+    y.v[k] = pair.x;
+    y.v[k + 1] = pair.y;
+  }
+  return y;
 }
 
 // What norm and RoPE of an entry need, all of it immutable.
+template <class P>
 struct Finish {
-  Four weight;
-  Four rotation;
+  typename P::Values weight;
+  typename P::Values rotation;
 };
 
-template <int kDim>
-__device__ inline Finish load_finish(const float* norm_weight, const RopeTable& rope,
-                              std::int32_t position) {
-  Finish finish{};
+template <class P>
+__device__ inline Finish<P> load_finish(const float* norm_weight, const RopeTable& rope,
+                                        std::int32_t position) {
+  Finish<P> finish{};
   if (norm_weight != nullptr) {
-    finish.weight = load_constant(norm_weight + Place<kDim>::channel());
+    finish.weight = load_constant<P::kPerThread>(norm_weight + P::channel());
   }
-  if (is_rotated<kDim>()) finish.rotation = load_rotation<kDim>(rope, position);
+  if (is_rotated<P>()) finish.rotation = load_rotation<P>(rope, position);
   return finish;
 }
 
-// --- Hadamard, over the 128 channels of a warp ---
+// --- Hadamard, over the channels of an indexer entry ---
 
 __device__ inline void butterfly(float& lower, float& upper) {
   const float sum = exact::add(lower, upper);
@@ -207,113 +319,183 @@ __device__ inline void butterfly(float& lower, float& upper) {
   lower = sum;
 }
 
-__device__ inline Four hadamard(Four x) {
-  butterfly(x.v[0], x.v[1]);
-  butterfly(x.v[2], x.v[3]);
-  butterfly(x.v[0], x.v[2]);
-  butterfly(x.v[1], x.v[3]);
+// A channel with its partner's value.
+__device__ inline float butterfly_half(float own, float other, bool is_upper) {
+  return is_upper ? exact::sub(other, own) : exact::add(own, other);
+}
+
+template <class P>
+__device__ inline typename P::Values hadamard(typename P::Values x,
+                                              Scratch<P::kPerThread>& scratch) {
 #pragma unroll
-  for (int bit = 1; bit < kWarp; bit *= 2) {
-    const bool upper = (threadIdx.x & static_cast<unsigned>(bit)) != 0;
+  for (int step = 1; step < P::kPerThread; step *= 2) {
 #pragma unroll
-    for (int k = 0; k < kChannels; ++k) {
-      const float other = __shfl_xor_sync(kAllLanes, x.v[k], bit);
-      x.v[k] = upper ? exact::sub(other, x.v[k]) : exact::add(x.v[k], other);
+    for (int k = 0; k < P::kPerThread; ++k) {
+      if ((k & step) == 0) butterfly(x.v[k], x.v[k + step]);
     }
   }
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) x.v[k] = exact::mul(x.v[k], exact::kHadamardScale);
+  for (int bit = 1; bit < kWarp; bit *= 2) {
+    const bool is_upper = (threadIdx.x & static_cast<unsigned>(bit)) != 0;
+#pragma unroll
+    for (int k = 0; k < P::kPerThread; ++k) {
+      x.v[k] = butterfly_half(x.v[k], __shfl_xor_sync(kAllLanes, x.v[k], bit), is_upper);
+    }
+  }
+  if constexpr (P::kWarps > 1) {
+    static_assert(P::kWarps == 2);
+    float* entry = scratch.channels + P::entry_in_block() * P::kDim;
+    store_channels(entry + P::channel(), x);
+    P::sync();
+    const auto other = load_fresh<P::kPerThread>(entry + (P::channel() ^ (P::kDim / 2)));
+    const bool is_upper = P::channel() >= P::kDim / 2;
+#pragma unroll
+    for (int k = 0; k < P::kPerThread; ++k) {
+      x.v[k] = butterfly_half(x.v[k], other.v[k], is_upper);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < P::kPerThread; ++k) x.v[k] = exact::mul(x.v[k], exact::kHadamardScale);
   return x;
 }
 
 // --- Quantise and store ---
 
-// Largest magnitude of `kLanes` neighbouring threads' channels, NaN ignored, at least `floor`.
+// Lanes of the thread's tile of kLanes neighbouring lanes.
 template <int kLanes>
-__device__ inline float tile_maximum(const Four& x, float floor) {
-  float amax = floor;
-#pragma unroll
-  for (int k = 0; k < kChannels; ++k) amax = exact::max_num(amax, exact::magnitude(x.v[k]));
-#pragma unroll
-  for (int bit = 1; bit < kLanes; bit *= 2) {
-    amax = exact::max_num(amax, __shfl_xor_sync(kAllLanes, amax, bit));
+__device__ inline unsigned tile_lanes() {
+  if constexpr (kLanes == kWarp) {
+    return kAllLanes;
+  } else {
+    const unsigned first = threadIdx.x % kWarp / kLanes * kLanes;
+    return ((1u << kLanes) - 1u) << first;
   }
-  return amax;
 }
 
-// All lanes call it; the first lane of each tile of `kLanes` threads counts. `report` is nullable.
-template <int kLanes>
-__device__ inline void report_nonfinite(const Four& x, bool is_quantised, std::int32_t seat,
-                                        DeviceReport* report) {
+// Bits of the largest magnitude of a tile's channels within the warp: NaN ignored, at least `floor`
+// (which is none). Magnitudes order as their bits do.
+template <int kLanes, int kCount>
+__device__ inline std::uint32_t tile_maximum(const Channels<kCount>& x, float floor) {
+  std::uint32_t most = exact::bits(floor);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) {
+    const std::uint32_t magnitude = exact::bits(exact::magnitude(x.v[k]));
+    most = max(most, magnitude > exact::kInfBits ? 0u : magnitude);
+  }
+  return __reduce_max_sync(tile_lanes<kLanes>(), most);
+}
+
+template <int kCount>
+__device__ inline bool has_nonfinite(const Channels<kCount>& x) {
   bool found = false;
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) {
+  for (int k = 0; k < kCount; ++k) {
     found |= exact::bits(exact::magnitude(x.v[k])) >= exact::kInfBits;
   }
-  const unsigned lanes = __ballot_sync(kAllLanes, found && is_quantised);
-  const unsigned lane = threadIdx.x % kWarp;
-  const unsigned tile = kLanes == kWarp ? kAllLanes : ((1u << (kLanes % kWarp)) - 1u) << lane;
-  if (report == nullptr || lane % kLanes != 0 || (lanes & tile) == 0) return;
+  return found;
+}
+
+// By one thread of a tile. `report` is nullable.
+__device__ inline void report_nonfinite_tile(std::int32_t seat, DeviceReport* report) {
+  if (report == nullptr) return;
   atomicAdd(&report->nonfinite_tiles, 1);
   atomicMin(&report->first_failing_seat, seat);
 }
 
-__device__ inline std::uint32_t pack_bytes(std::uint8_t a, std::uint8_t b, std::uint8_t c,
-                                           std::uint8_t d) {
-  return static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b) << 8 |
-         static_cast<std::uint32_t>(c) << 16 | static_cast<std::uint32_t>(d) << 24;
+__device__ inline std::uint32_t join_bytes(std::uint8_t low, std::uint8_t high) {
+  return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 8;
+}
+__device__ inline std::uint32_t join_halves(std::uint32_t low, std::uint32_t high) {
+  return low | high << 16;
 }
 
-// Main or window entry by a block: `x` is normed and rotated. All 128 threads call it.
-__device__ inline void store_main_entry(const EntryPool& pool, std::int64_t location, Four x,
+// One byte of each channel, `of(k)`.
+template <int kCount, class Byte>
+__device__ inline void store_bytes(std::byte* to, const Byte& of) {
+  if constexpr (kCount == 4) {
+    *reinterpret_cast<std::uint32_t*>(to) =
+        join_halves(join_bytes(of(0), of(1)), join_bytes(of(2), of(3)));
+  } else {
+    *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(join_bytes(of(0), of(1)));
+  }
+}
+
+// Where a main or window entry lies.
+struct MainEntry {
+  std::byte* data;
+  std::byte* scales;
+};
+__device__ inline MainEntry main_entry(const EntryPool& pool, std::int64_t location) {
+  return {pool.main_data(location), pool.main_scales(location)};
+}
+
+// Main or window entry by a block: `x` is normed and rotated. All threads call it.
+template <class P>
+__device__ inline void store_main_entry(const MainEntry& entry, typename P::Values x,
                                         float scale_floor, std::int32_t seat,
                                         DeviceReport* report) {
-  constexpr int kTileLanes = static_cast<int>(kTileDim) / kChannels;
-  const int thread = Place<kHeadDim>::thread();
-  const int channel = Place<kHeadDim>::channel();
-  std::uint16_t h[kChannels];
+  constexpr int kTileLanes = static_cast<int>(kTileDim) / P::kPerThread;
+  const int channel = P::channel();
+  std::uint16_t h[P::kPerThread];
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) {
+  for (int k = 0; k < P::kPerThread; ++k) {
     h[k] = exact::to_bf16(x.v[k]);
     x.v[k] = exact::from_bf16(h[k]);
   }
   const bool is_quantised = channel < kNopeDim;
-  const std::uint8_t scale = exact::scale_byte(tile_maximum<kTileLanes>(x, scale_floor));
-  report_nonfinite<kTileLanes>(x, is_quantised, seat, report);
-
-  std::byte* data = pool.main_data(location);
-  std::byte* scales = pool.main_scales(location);
+  const std::uint8_t scale =
+      exact::scale_byte(exact::from_bits(tile_maximum<kTileLanes>(x, scale_floor)));
   if (is_quantised) {
-    *reinterpret_cast<std::uint32_t*>(data + channel) =
-        pack_bytes(exact::quantise_main(x.v[0], scale), exact::quantise_main(x.v[1], scale),
-                   exact::quantise_main(x.v[2], scale), exact::quantise_main(x.v[3], scale));
+    store_bytes<P::kPerThread>(entry.data + channel,
+                               [&](int k) { return exact::quantise_main(x.v[k], scale); });
   } else {
-    const auto pair = [](std::uint16_t low, std::uint16_t high) {
-      return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 16;
-    };
-    *reinterpret_cast<uint2*>(data + kNopeDim + 2 * (channel - kNopeDim)) =
-        make_uint2(pair(h[0], h[1]), pair(h[2], h[3]));
+    std::uint32_t* tail = reinterpret_cast<std::uint32_t*>(entry.data + kNopeDim) +
+                          (channel - static_cast<int>(kNopeDim)) / 2;
+    if constexpr (P::kPerThread == 4) {
+      *reinterpret_cast<uint2*>(tail) =
+          make_uint2(join_halves(h[0], h[1]), join_halves(h[2], h[3]));
+    } else {
+      *tail = join_halves(h[0], h[1]);
+    }
   }
   // The eighth tile is the rotated part: it has no scale, its byte is 0.
-  if (thread % kTileLanes == 0) {
-    scales[thread / kTileLanes] = static_cast<std::byte>(is_quantised ? scale : 0);
+  if (P::thread() % kTileLanes == 0) {
+    entry.scales[P::thread() / kTileLanes] = static_cast<std::byte>(is_quantised ? scale : 0);
+  }
+  const unsigned nonfinite = __ballot_sync(kAllLanes, is_quantised && has_nonfinite(x));
+  if (P::thread() % kTileLanes == 0 && (nonfinite & tile_lanes<kTileLanes>()) != 0) {
+    report_nonfinite_tile(seat, report);
   }
 }
 
-// Indexer entry by a warp: `x` is final, fp32. All 32 lanes call it.
+// Indexer entry: `x` is final, fp32. All threads of the entry call it.
+template <class P>
 __device__ inline void store_indexer_entry(const EntryPool& pool, std::int64_t location,
-                                           const Four& x, float scale_floor, std::int32_t seat,
-                                           DeviceReport* report) {
-  const float scale = exact::indexer_scale(tile_maximum<kWarp>(x, scale_floor));
+                                           const typename P::Values& x, float scale_floor,
+                                           std::int32_t seat, DeviceReport* report,
+                                           Scratch<P::kPerThread>& scratch) {
+  std::uint32_t most = tile_maximum<kWarp>(x, scale_floor);
+  bool nonfinite = __any_sync(kAllLanes, has_nonfinite(x)) != 0;
+  if constexpr (P::kWarps > 1) {
+    static_assert(P::kWarps == 2);
+    constexpr std::uint32_t kNonfinite = 0x80000000u;  // magnitudes leave this bit free
+    if (threadIdx.x % kWarp == 0) {
+      scratch.maxima[threadIdx.x / kWarp] = most | (nonfinite ? kNonfinite : 0u);
+    }
+    P::sync();
+    const std::uint32_t one = scratch.maxima[P::first_warp()];
+    const std::uint32_t other = scratch.maxima[P::first_warp() + 1];
+    most = max(one & ~kNonfinite, other & ~kNonfinite);
+    nonfinite = ((one | other) & kNonfinite) != 0;
+  }
+  const float scale = exact::indexer_scale(exact::from_bits(most));
   const float inverse = exact::div(1.0f, scale);
-  report_nonfinite<kWarp>(x, true, seat, report);
-  *reinterpret_cast<std::uint32_t*>(pool.indexer_values(location) + Place<kIndexerDim>::channel()) =
-      pack_bytes(exact::quantise_indexer(x.v[0], scale, inverse),
-                 exact::quantise_indexer(x.v[1], scale, inverse),
-                 exact::quantise_indexer(x.v[2], scale, inverse),
-                 exact::quantise_indexer(x.v[3], scale, inverse));
-  if (Place<kIndexerDim>::thread() == 0) {
+  store_bytes<P::kPerThread>(pool.indexer_values(location) + P::channel(), [&](int k) {
+    return exact::quantise_indexer(x.v[k], scale, inverse);
+  });
+  if (P::thread() == 0) {
     *reinterpret_cast<float*>(pool.indexer_scale(location)) = scale;
+    if (nonfinite) report_nonfinite_tile(seat, report);
   }
 }
 

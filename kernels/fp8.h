@@ -54,12 +54,15 @@ QUIRE_HOST_DEVICE inline float from_e4m3(std::uint8_t code) {
 
 inline constexpr std::uint8_t kInfiniteScale = 255;
 
-// Exponent byte of the smallest power of two that is at least amax / 448. `amax` is the tile's
-// max_num of magnitudes and the floor; an infinite one gives 255.
+// Exponent byte of the smallest power of two that is at least amax / 448, that quotient rounded to
+// fp32 first. `amax` is the tile's max_num of magnitudes and the floor, at least 448 x 2^-126; an
+// infinite one gives 255. No division: 448 is 1.75 x 2^8, and what is one bit above or below 1.75
+// stays on its side of 1 when divided by it.
 QUIRE_HOST_DEVICE inline std::uint8_t scale_byte(float amax) {
-  if (is_inf(amax)) return kInfiniteScale;
-  const std::uint32_t u = bits(div(amax, 448.0f));
-  return static_cast<std::uint8_t>(((u >> 23) & 255u) + ((u & 0x7FFFFFu) != 0 ? 1u : 0u));
+  constexpr std::uint32_t kSevenQuarters = 0x600000u;  // mantissa of 1.75
+  const std::uint32_t u = bits(amax);
+  const std::uint32_t byte = (u >> 23) - 8u + ((u & 0x7FFFFFu) > kSevenQuarters ? 1u : 0u);
+  return u == kInfBits ? kInfiniteScale : static_cast<std::uint8_t>(byte);
 }
 
 // 2^(127 - byte): multiplying by it is exact.

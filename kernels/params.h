@@ -87,6 +87,23 @@ struct HcaPart {
   }
 };
 
+// What the layer behind loads in front of its wait. A decode append has it brought into L2: the
+// seats and positions of its records are the same in every layer. Only a hint; null where nothing is.
+struct NextLayer {
+  const float* window_norm = nullptr;
+  const float* csa_bias = nullptr;
+  const float* csa_norm = nullptr;
+  const float* csa_state = nullptr;
+  const float* indexer_bias = nullptr;
+  const float* indexer_norm = nullptr;
+  const float* indexer_state = nullptr;
+  const float* hca_bias = nullptr;
+  const float* hca_norm = nullptr;
+  const float* hca_state = nullptr;
+  std::int32_t csa_ring_tokens = 0;
+  std::int32_t hca_banks = 0;
+};
+
 struct AppendParams {
   StepShape shape;
   PlanGeometry geometry;
@@ -101,6 +118,7 @@ struct AppendParams {
   CsaPart csa;
   CsaPart indexer;
   HcaPart hca;
+  NextLayer next;  // decode only
   RopeTable rope;
   float norm_eps = 1e-6f;
   float scale_floor = 1e-4f;

@@ -1,5 +1,5 @@
-// Pooling of one CSA entry on the device: eight rows folded in ascending order, four channels a
-// thread (SPEC 1.3, 3.7). Shared by append and by the single operations.
+// Pooling of one CSA entry on the device: eight rows folded in ascending order (SPEC 1.3,
+// 3.7). Shared by append and by the single operations.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@ namespace quire::cuda {
 inline constexpr int kC4Window = 8;
 inline constexpr int kC4Overlap = 4;
 
+template <int kCount>
 struct Folds {
-  exact::Fold of[kChannels];
+  exact::Fold of[kCount];
 };
 
 // First row of the window of the entry that closes at p: the first entry has no older window.
@@ -21,21 +22,22 @@ __device__ inline int first_window_row(std::int64_t p) {
   return p < kC4Window - 1 ? kC4Overlap : 0;
 }
 
-// A token's row is kv_overlap, kv, score_overlap, score, each of kDim channels. Where the thread's
-// channels of window row i stand in it:
-template <int kDim>
+// A token's row is kv_overlap, kv, score_overlap, score, each of P::kDim channels. Where the
+// thread's channels of window row i stand in it:
+template <class P>
 __device__ inline int value_channel(int i) {
-  return (i < kC4Overlap ? 0 : kDim) + Place<kDim>::channel();
+  return (i < kC4Overlap ? 0 : P::kDim) + P::channel();
 }
-template <int kDim>
+template <class P>
 __device__ inline int score_channel(int i) {
-  return 2 * kDim + value_channel<kDim>(i);
+  return 2 * P::kDim + value_channel<P>(i);
 }
 
-__device__ inline void fold_row(Folds& folds, bool is_first, const Four& score, const Four& bias,
-                                const Four& value) {
+template <int kCount>
+__device__ inline void fold_row(Folds<kCount>& folds, bool is_first, const Channels<kCount>& score,
+                                const Channels<kCount>& bias, const Channels<kCount>& value) {
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) {
+  for (int k = 0; k < kCount; ++k) {
     const float s = exact::add(score.v[k], bias.v[k]);
     folds.of[k] =
         is_first ? exact::fold_first(s, value.v[k]) : exact::fold_next(folds.of[k], s, value.v[k]);
@@ -44,11 +46,11 @@ __device__ inline void fold_row(Folds& folds, bool is_first, const Four& score, 
 
 // Folds window rows [begin, end) into `folds`; row `first` starts them. `load(i, value, score)` is
 // called for all of them before anything is folded: the loads overlap.
-template <class Load>
-__device__ inline void fold_rows(Folds& folds, const Four (&bias)[kC4Window], int first, int begin,
-                                 int end, const Load& load) {
-  Four value[kC4Window];
-  Four score[kC4Window];
+template <int kCount, class Load>
+__device__ inline void fold_rows(Folds<kCount>& folds, const Channels<kCount> (&bias)[kC4Window],
+                                 int first, int begin, int end, const Load& load) {
+  Channels<kCount> value[kC4Window];
+  Channels<kCount> score[kC4Window];
 #pragma unroll
   for (int i = 0; i < kC4Window; ++i) {
     if (i >= begin && i < end) load(i, value[i], score[i]);
@@ -61,10 +63,11 @@ __device__ inline void fold_rows(Folds& folds, const Four (&bias)[kC4Window], in
   }
 }
 
-__device__ inline Four pooled(const Folds& folds) {
-  Four entry;
+template <int kCount>
+__device__ inline Channels<kCount> pooled(const Folds<kCount>& folds) {
+  Channels<kCount> entry;
 #pragma unroll
-  for (int k = 0; k < kChannels; ++k) entry.v[k] = exact::fold_entry(folds.of[k]);
+  for (int k = 0; k < kCount; ++k) entry.v[k] = exact::fold_entry(folds.of[k]);
   return entry;
 }
 

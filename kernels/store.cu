@@ -9,38 +9,42 @@
 namespace quire::cuda {
 namespace {
 
-template <int kDim>
-__global__ void __launch_bounds__(kThreads) store_rows(const __grid_constant__ StoreParams params) {
+template <class P>
+__global__ void __launch_bounds__(P::kBlockThreads)
+    store_rows(const __grid_constant__ StoreParams params) {
+  __shared__ Scratch<P::kPerThread> scratch;
   pdl_wait();
   pdl_trigger();
-  const std::int64_t row = Place<kDim>::entry(blockIdx.x);
+  const std::int64_t row = P::entry(blockIdx.x);
   if (row >= params.rows) return;
   const std::int64_t location = params.wide_locations
                                     ? static_cast<const std::int64_t*>(params.locations)[row]
                                     : static_cast<const std::int32_t*>(params.locations)[row];
   if (location < 0) return;
-  const Four x = load_fresh_bf16(static_cast<const std::uint16_t*>(params.input) + row * kDim +
-                                 Place<kDim>::channel());
-  if constexpr (kDim == kHeadDim) {
-    store_main_entry(params.pool, location, x, params.scale_floor, 0, nullptr);
+  const auto x = load_fresh_bf16<P::kPerThread>(
+      static_cast<const std::uint16_t*>(params.input) + row * P::kDim + P::channel());
+  if constexpr (P::kDim == kHeadDim) {
+    store_main_entry<P>(main_entry(params.pool, location), x, params.scale_floor, 0, nullptr);
   } else {
-    store_indexer_entry(params.pool, location, x, params.scale_floor, 0, nullptr);
+    store_indexer_entry<P>(params.pool, location, x, params.scale_floor, 0, nullptr, scratch);
   }
 }
 
-constexpr auto kStoreFlashmla = &store_rows<static_cast<int>(kHeadDim)>;
-constexpr auto kStoreIndexer = &store_rows<static_cast<int>(kIndexerDim)>;
+constexpr int kPerThread = 4;
+constexpr auto kStoreFlashmla = &store_rows<MainPlace<kPerThread>>;
+constexpr auto kStoreIndexer = &store_rows<KeysPlace<kPerThread>>;
 
 }  // namespace
 
 void launch_store_flashmla(const StoreParams& params, Pdl pdl, cudaStream_t stream) {
-  launch(kStoreFlashmla, linear_grid(params.rows), dim3(kThreads), 0, stream, pdl != Pdl::kOff,
-         params);
+  launch(kStoreFlashmla, linear_grid(params.rows), dim3(MainPlace<kPerThread>::kBlockThreads), 0,
+         stream, pdl != Pdl::kOff, params);
 }
 
 void launch_store_indexer(const StoreParams& params, Pdl pdl, cudaStream_t stream) {
-  launch(kStoreIndexer, linear_grid(ceil_div<std::int64_t>(params.rows, kWarps)), dim3(kThreads), 0,
-         stream, pdl != Pdl::kOff, params);
+  using P = KeysPlace<kPerThread>;
+  launch(kStoreIndexer, linear_grid(ceil_div<std::int64_t>(params.rows, P::kEntriesPerBlock)),
+         dim3(P::kBlockThreads), 0, stream, pdl != Pdl::kOff, params);
 }
 
 void load_store_kernels() {

@@ -231,6 +231,26 @@ Pdl effective_pdl(const PlanBufferState& buffer, StepShape shape, StreamView str
   return wanted;
 }
 
+// What a decode append of the layer in front brings into L2. Nothing behind the last layer: the next
+// step has other positions.
+NextLayer next_layer(const LayerState& layer, std::int64_t csa_ring_tokens,
+                     std::int64_t hca_banks) {
+  if (!layer.binding.has_value()) return {};
+  const LayerBinding& binding = *layer.binding;
+  return {binding.window_norm,
+          binding.csa_bias,
+          binding.csa_norm,
+          layer.csa_state,
+          binding.indexer_bias,
+          binding.indexer_norm,
+          layer.indexer_state,
+          binding.hca_bias,
+          binding.hca_norm,
+          layer.hca_state,
+          static_cast<std::int32_t>(csa_ring_tokens),
+          static_cast<std::int32_t>(hca_banks)};
+}
+
 struct ResolvedInputs {
   InputRows window, csa, indexer, hca;
   std::uint8_t parts = 0;
@@ -312,6 +332,10 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
       make_csa_part(rows.indexer, binding, binding.indexer_bias, binding.indexer_norm,
                     of_layer.indexer_state, state.layout.csa_ring_tokens, of_layer.indexer_pages);
   params.hca = make_hca_part(rows.hca, binding, of_layer, state.limits.hca_banks());
+  if (shape.is_decode() && index + 1 < state.layers.size()) {
+    params.next = next_layer(state.layers[index + 1], state.layout.csa_ring_tokens,
+                             state.limits.hca_banks());
+  }
   params.rope = *rope;
   params.norm_eps = state.options.norm_eps;
   params.scale_floor = state.options.scale_floor;

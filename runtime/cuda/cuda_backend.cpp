@@ -358,7 +358,8 @@ std::vector<std::uint32_t> CudaBackend::wait_for_known_answers() {
 
 void CudaBackend::load_kernels() {
   const DeviceGuard guard(device_);
-  cuda::load_append_kernels();
+  cuda::load_decode_append_kernels();
+  cuda::load_ragged_append_kernels();
   cuda::load_compress_c4_kernels();
   cuda::load_store_kernels();
   cuda::load_read_side_kernels();

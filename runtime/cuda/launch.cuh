@@ -99,6 +99,23 @@ inline dim3 linear_grid(std::int64_t blocks) {
   return dim3(static_cast<unsigned>(max_of<std::int64_t>(blocks, 0)), 1, 1);
 }
 
+// Of the current device.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  QUIRE_CUDA_CHECK(cudaGetDevice(&device));
+  QUIRE_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
+// More than 48 KiB of dynamic shared memory a block must be asked for, on every device. Cheap, and
+// may be called during a capture.
+template <class Params>
+void allow_shared_bytes(void (*kernel)(Params), std::size_t bytes) {
+  QUIRE_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        static_cast<int>(bytes)));
+}
+
 // Loads the kernel's code on the current device.
 template <class Params>
 void load_kernel(void (*kernel)(Params)) {

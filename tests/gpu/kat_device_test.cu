@@ -112,34 +112,37 @@ TEST_CASE("the fold gives the known bits for 4, 8 and 128 rows on the GPU") {
   }
 }
 
-template <int kDim>
+// A block holds one entry of 512 channels, or the same one of 128 four times.
+template <class P>
 __global__ void norm_kernel(const float* in, const float* weight, float* out) {
-  __shared__ float partial[cuda::kWarps];
-  // A block of 128 threads holds one entry of 512 channels, or the same of 128 in each warp.
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kDim +
-                          cuda::Place<kDim>::channel();
-  const cuda::Four y = cuda::normalise<kDim>(cuda::load_fresh(in + at),
-                                             cuda::load_fresh(weight + at), 1e-6f, partial);
-  cuda::store_four(out + at, y);
+  __shared__ cuda::Scratch<P::kPerThread> scratch;
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * P::kDim + P::channel();
+  const auto y = cuda::normalise<P>(cuda::load_fresh<P::kPerThread>(in + at),
+                                    cuda::load_fresh<P::kPerThread>(weight + at), 1e-6f,
+                                    scratch);
+  cuda::store_channels(out + at, y);
 }
 
-template <int kDim>
+template <class P>
 void check_norm(const std::string& name) {
   Fixture f;
   const Npy<float> input = kat<float>(name + "_in");
+  auto out = f.empty<float>(input.values.size());
   const auto in = f.array(input.values);
   const auto weight = f.array(kat<float>(name + "_weight").values);
-  auto out = f.empty<float>(in.size());
-  norm_kernel<kDim><<<static_cast<unsigned>(input.dim(0)), cuda::kThreads, 0,
-                      f.stream.view().cuda()>>>(in.data(), weight.data(), out.data());
+  const auto rows = static_cast<unsigned>(input.dim(0));
+  norm_kernel<P><<<rows, P::kBlockThreads, 0, f.stream.view().cuda()>>>(in.data(), weight.data(),
+                                                                       out.data());
   QUIRE_CUDA_CHECK(cudaGetLastError());
   f.stream.wait();
   check_floats(out.download(), kat<float>(name + "_out").values);
 }
 
 TEST_CASE("the norm over its binary tree gives the known bits on the GPU") {
-  check_norm<128>("rms128");
-  check_norm<512>("rms512");
+  check_norm<cuda::KeysPlace<4>>("rms128");
+  check_norm<cuda::KeysPlace<2>>("rms128");
+  check_norm<cuda::MainPlace<4>>("rms512");
+  check_norm<cuda::MainPlace<2>>("rms512");
 }
 
 struct Rotate {
@@ -161,22 +164,31 @@ TEST_CASE("rotations give the known bits on the GPU") {
   check_floats(out.download(), kat<float>("rope_out").values);
 }
 
+template <class P>
 __global__ void hadamard_kernel(const float* in, float* out) {
-  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * 128 +
-                          cuda::Place<128>::channel();
-  cuda::store_four(out + at, cuda::hadamard(cuda::load_fresh(in + at)));
+  __shared__ cuda::Scratch<P::kPerThread> scratch;
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * P::kDim + P::channel();
+  cuda::store_channels(out + at,
+                       cuda::hadamard<P>(cuda::load_fresh<P::kPerThread>(in + at), scratch));
 }
 
-TEST_CASE("the Hadamard transform gives the known bits on the GPU") {
+template <class P>
+void check_hadamard() {
   Fixture f;
   const Npy<float> input = kat<float>("hadamard_in");
   const auto in = f.array(input.values);
   auto out = f.empty<float>(in.size());
-  hadamard_kernel<<<static_cast<unsigned>(input.dim(0)), 32, 0, f.stream.view().cuda()>>>(
-      in.data(), out.data());
+  const auto rows = static_cast<unsigned>(input.dim(0));
+  hadamard_kernel<P>
+      <<<rows, P::kBlockThreads, 0, f.stream.view().cuda()>>>(in.data(), out.data());
   QUIRE_CUDA_CHECK(cudaGetLastError());
   f.stream.wait();
   check_floats(out.download(), kat<float>("hadamard_out").values);
+}
+
+TEST_CASE("the Hadamard transform gives the known bits on the GPU") {
+  check_hadamard<cuda::KeysPlace<4>>();
+  check_hadamard<cuda::KeysPlace<2>>();
 }
 
 struct ToBf16 {
