@@ -1,10 +1,11 @@
-// All cache work of one layer in a decode step, in one kernel (DESIGN 4, 7). A block is one CSA
-// entry, four indexer entries, one window entry, or the HCA fold of one batch row.
+// All cache work of one layer in a decode step, in one kernel (DESIGN 4, 7). A block is one token;
+// its warps have parts of their own: the compressor's entry or fold, the window entry, the indexer's
+// entry, and one that brings the next layer's state into L2.
 //
 // Everything before the one wait may run beside the kernel in front: only plan records, immutable
 // weights and tables, and seat state of earlier steps are loaded there, each by its own helper, and
-// older rows are folded. Two channels a thread: what counts here is the way from the wait to the
-// last store.
+// older rows are folded. Two channels a thread: what counts is the way to the wait, and from there
+// to the last store.
 #include <quire/kernels/append.h>
 
 #include <quire/kernels/append_parts.cuh>
@@ -16,11 +17,13 @@
 namespace quire::cuda {
 namespace {
 
+// Which threads of a block do what.
 constexpr int kPerThread = 2;
 using Main = MainPlace<kPerThread>;
-using Keys = KeysPlace<kPerThread>;
-constexpr int kThreads = Main::kBlockThreads;
-constexpr int kBlocksPerSm = 4;
+using Window = MainPlace<kPerThread, Main::kThreads>;
+using Keys = KeysPlace<kPerThread, 2 * Main::kThreads>;
+constexpr int kCsaThreads = 2 * Main::kThreads + Keys::kThreads;
+constexpr int kHcaThreads = 2 * Main::kThreads;
 
 // --- In front of the wait ---
 
@@ -52,48 +55,53 @@ __device__ inline Token load_token(const AppendParams& params, std::int64_t inpu
   return token;
 }
 
-// Waits, and lets the next kernel start. False: nothing was planned, and nothing may be written.
-__device__ inline bool wait_and_trigger(const AppendParams& params, bool planned) {
+// Lets the next kernel start. Until here, nothing was read that the kernel in front writes.
+__device__ inline void wait_and_trigger() {
   pdl_wait();
   pdl_trigger();
-  if (!planned) report_unplanned(params);
-  return planned;
 }
 
 // --- Compressor of a CSA layer, main or indexer ---
 
 // Folds those window rows before the closing one that stand in the seat, [first, end), of earlier
-// steps. All loads are made before anything is folded, and no row is a branch.
-template <class P>
+// steps, kAtOnce at a time: those are loaded before any is folded, and no row is a branch.
+template <class P, int kAtOnce>
 __device__ void fold_older_rows(Folds<kPerThread>& folds, const CsaPart& part, std::int32_t seat,
                                 std::int32_t p, int end) {
   constexpr int kOlder = kC4Window - 1;
-  typename P::Values value[kOlder] = {}, score[kOlder] = {}, bias[kOlder];
   const int first = first_window_row(p);
   const float* ring = part.state + std::int64_t{seat} * part.ring_tokens * (4 * P::kDim);
   // The ring may begin anew inside the window.
   const std::int32_t oldest = (p + part.ring_tokens - kOlder) % part.ring_tokens;
 #pragma unroll
-  for (int i = 0; i < kOlder; ++i) {
-    if (i < first || i >= end) continue;
-    const std::int32_t at = oldest + i < part.ring_tokens ? oldest + i
-                                                          : oldest + i - part.ring_tokens;
-    const float* row = ring + at * (4 * P::kDim);
-    value[i] = load_state<kPerThread>(row + value_channel<P>(i));
-    score[i] = load_state<kPerThread>(row + score_channel<P>(i));
-  }
+  for (int begin = 0; begin < kOlder; begin += kAtOnce) {
+    typename P::Values value[kAtOnce] = {}, score[kAtOnce] = {}, bias[kAtOnce] = {};
 #pragma unroll
-  for (int i = 0; i < kOlder; ++i) bias[i] = load_c4_bias<P>(part, i);
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int i = begin + n;
+      if (i < first || i >= end) continue;
+      const std::int32_t at =
+          oldest + i < part.ring_tokens ? oldest + i : oldest + i - part.ring_tokens;
+      const float* row = ring + at * (4 * P::kDim);
+      value[n] = load_state<kPerThread>(row + value_channel<P>(i));
+      score[n] = load_state<kPerThread>(row + score_channel<P>(i));
+    }
 #pragma unroll
-  for (int i = 0; i < kOlder; ++i) {
-    Folds<kPerThread> next = folds;
-    fold_row(next, (i == 0 || i == kC4Overlap) && i == first, score[i], bias[i], value[i]);
-    const bool counts = i >= first && i < end;
+    for (int n = 0; n < kAtOnce; ++n) {
+      if (begin + n < kOlder) bias[n] = load_c4_bias<P>(part, begin + n);
+    }
 #pragma unroll
-    for (int k = 0; k < kPerThread; ++k) {
-      folds.of[k].m = counts ? next.of[k].m : folds.of[k].m;
-      folds.of[k].z = counts ? next.of[k].z : folds.of[k].z;
-      folds.of[k].a = counts ? next.of[k].a : folds.of[k].a;
+    for (int n = 0; n < kAtOnce && begin + n < kOlder; ++n) {
+      const int i = begin + n;
+      Folds<kPerThread> next = folds;
+      fold_row<false>(next, (i == 0 || i == kC4Overlap) && i == first, score[n], bias[n], value[n]);
+      const bool counts = i >= first && i < end;
+#pragma unroll
+      for (int k = 0; k < kPerThread; ++k) {
+        folds.of[k].m = counts ? next.of[k].m : folds.of[k].m;
+        folds.of[k].z = counts ? next.of[k].z : folds.of[k].z;
+        folds.of[k].a = counts ? next.of[k].a : folds.of[k].a;
+      }
     }
   }
 }
@@ -108,15 +116,14 @@ __device__ void fold_drafted_rows(Folds<kPerThread>& folds, const CsaPart& part,
     const std::int64_t from = input_row - (kC4Window - 1) + i;
     const auto value = load_input<kPerThread>(part.rows, from, value_channel<P>(i));
     const auto score = load_input<kPerThread>(part.rows, from, score_channel<P>(i));
-    fold_row(folds, i == first, score, load_c4_bias<P>(part, i), value);
+    fold_row<false>(folds, i == first, score, load_c4_bias<P>(part, i), value);
   }
 }
 
-template <class P>
-__device__ void decode_csa(const AppendParams& params, std::int64_t block,
-                           Scratch<kPerThread>& scratch) {
+template <class P, int kAtOnce>
+__device__ void decode_csa(const AppendParams& params, std::int64_t input_row,
+                           Scratch<P>& scratch) {
   const CsaPart& part = csa_part<P>(params);
-  const std::int64_t input_row = P::entry(block);
   const Token token = load_token(params, input_row);
   const TokenRecord& record = token.record;
   const bool closes = token.live && record.csa_location >= 0;
@@ -126,14 +133,15 @@ __device__ void decode_csa(const AppendParams& params, std::int64_t block,
   const int from_state = window_len(kCsaRule, record.index);
   if (closes) {
     finish = load_csa_finish<P>(params, part, record.position);
-    fold_older_rows<P>(folds, part, record.seat, record.position,
-                       min_of(from_state, kC4Window - 1));
     closing_bias = load_c4_bias<P>(part, kC4Window - 1);
+    fold_older_rows<P, kAtOnce>(folds, part, record.seat, record.position,
+                                min_of(from_state, kC4Window - 1));
   }
   float* own = token.live ? state_row<P>(part, record.seat, record.position) : nullptr;
   asm volatile("" : "+l"(own));  // computed here, not behind the wait
 
-  if (!wait_and_trigger(params, token.planned) || !token.live) return;
+  wait_and_trigger();
+  if (!token.live) return;
 
   const RawRow<P> row = load_raw_row<P>(part, input_row);
   store_state<P>(own, row);
@@ -141,42 +149,43 @@ __device__ void decode_csa(const AppendParams& params, std::int64_t block,
   if (from_state < kC4Window - 1) {
     fold_drafted_rows<P>(folds, part, input_row, record.position, from_state);
   }
-  fold_row(folds, false, row.quarter[3], closing_bias, row.quarter[1]);
+  fold_row<false>(folds, false, row.quarter[3], closing_bias, row.quarter[1]);
   finish_csa<P>(params, part, finish, folds, record.csa_location, record.seat, scratch);
 }
 
 // --- Window entry ---
 
 __device__ void decode_window(const AppendParams& params, std::int64_t input_row,
-                              Scratch<kPerThread>& scratch) {
+                              Scratch<Window>& scratch) {
   const Token token = load_token(params, input_row);
   const TokenRecord& record = token.record;
-  Finish<Main> finish{};
+  Finish<Window> finish{};
   MainEntry entry{};
   if (token.live) {
-    finish = load_finish<Main>(params.window.norm_weight, params.rope, record.position);
+    finish = load_finish<Window>(params.window.norm_weight, params.rope, record.position);
     entry = main_entry(params.window.ring, record.ring_location);
-    prefetch_next(params.next, record);
   }
 
-  if (!wait_and_trigger(params, token.planned) || !token.live) return;
+  wait_and_trigger();
+  if (!token.live) return;
 
-  finish_window<Main>(params, finish,
-                      load_input<kPerThread>(params.window.rows, input_row, Main::channel()),
-                      entry, record.seat, scratch);
+  finish_window<Window>(params, finish,
+                        load_input<kPerThread>(params.window.rows, input_row, Window::channel()),
+                        entry, record.seat, scratch);
 }
 
 // --- Compressor of an HCA layer ---
 
 // The tokens of one batch row, in order.
+template <int kRowsAhead>
 __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row,
-                           Scratch<kPerThread>& scratch) {
+                           Scratch<Main>& scratch) {
   const HcaPart& part = params.hca;
   const PlanHeader header = load_header(params.header);
   const BatchRowRecord row = load_record(params.rows + batch_row);
   const bool planned = is_planned(header, params.shape);
   const HcaSpan span{row.first_token, row.start, planned && row.seat >= 0 ? row.live_tokens : 0};
-  ShortRows<Main> rows;
+  ShortRows<Main, kRowsAhead> rows;
   Folds<kPerThread> folds{};
   // Of the entry that closes first; with as many drafts as a window has tokens, more may follow.
   const int closing = kHcaWindow - 1 - row.start % kHcaWindow;
@@ -191,14 +200,14 @@ __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row,
     }
   }
 
-  if (!wait_and_trigger(params, planned)) return;
+  wait_and_trigger();
 
-  fold_short<Main>(folds, rows, part, span, [&](int i) {
+  fold_short(folds, rows, part, span, [&](int i) {
     const std::int32_t p = row.start + i;
     if (keeps_fold(params.geometry, row, p)) store_fold<Main>(part, row.seat, p + 1, folds);
     if (!closes_entry(kHcaRule, p)) return;
     if (i != closing) {
-      __syncthreads();  // the scratch is used again
+      Main::sync();  // the scratch is used again
       location = load_record(params.tokens + span.input_row + i).hca_location;
       finish = load_hca_finish<Main>(params, p);
     }
@@ -206,49 +215,77 @@ __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row,
   });
 }
 
+// --- The next layer ---
+
+__device__ void decode_prefetch(const AppendParams& params, std::int64_t input_row) {
+  const Token token = load_token(params, input_row);
+  if (token.live) prefetch_next(params.next, token.record);
+  wait_and_trigger();
+  if (!token.planned) report_unplanned(params);
+}
+
 // --- One kernel a layer kind ---
 
-// Blocks of a part stand in front of those of the next; a part that is not there has none.
-__host__ __device__ inline std::int64_t blocks_of(const AppendParams& params,
-                                                  const InputRows& rows, int entries_per_block) {
-  return has(rows) ? ceil_div<std::int64_t>(params.shape.tokens, entries_per_block) : 0;
+__device__ inline void begin(const AppendParams& params) {
+  if (params.load_after_wait) pdl_wait();
+  touch_parameters(params);
 }
 
-__global__ void __launch_bounds__(kThreads)
+// Registers are what keeps two kernels apart. As if a block had 1,024 threads, 64 each: so that it has
+// room beside a kernel in front that takes less than half of them. Where two blocks share a
+// multiprocessor there are fewer, and each thread holds fewer rows.
+template <int kBlocksPerSm, int kThreads>
+constexpr int kBoundThreads = kBlocksPerSm == 1 ? 1024 : kThreads;
+template <int kBlocksPerSm>
+constexpr int kOlderAtOnce = kBlocksPerSm == 1 ? kC4Window - 1 : kC4Overlap;
+template <int kBlocksPerSm>
+constexpr int kHcaRowsAhead = kBlocksPerSm == 1 ? 2 : 1;
+
+constexpr int kWindowThreads = Window::kThreads + kWarp;
+
+__global__ void __launch_bounds__(kWindowThreads)
     append_window(const __grid_constant__ AppendParams params) {
-  __shared__ Scratch<kPerThread> scratch;
-  if (params.load_after_wait) pdl_wait();
-  touch_parameters(params);
-  decode_window(params, blockIdx.x, scratch);
-}
-
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    append_csa(const __grid_constant__ AppendParams params) {
-  __shared__ Scratch<kPerThread> scratch;
-  if (params.load_after_wait) pdl_wait();
-  touch_parameters(params);
-  const std::int64_t csa = blocks_of(params, params.csa.rows, Main::kEntriesPerBlock);
-  const std::int64_t indexer = blocks_of(params, params.indexer.rows, Keys::kEntriesPerBlock);
-  const std::int64_t block = blockIdx.x;
-  if (block < csa) {
-    decode_csa<Main>(params, block, scratch);
-  } else if (block < csa + indexer) {
-    decode_csa<Keys>(params, block - csa, scratch);
+  __shared__ Scratch<Window> scratch;
+  begin(params);
+  if (threadIdx.x < Window::kThreads) {
+    decode_window(params, blockIdx.x, scratch);
   } else {
-    decode_window(params, block - csa - indexer, scratch);
+    decode_prefetch(params, blockIdx.x);
   }
 }
 
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    append_hca(const __grid_constant__ AppendParams params) {
-  __shared__ Scratch<kPerThread> scratch;
-  if (params.load_after_wait) pdl_wait();
-  touch_parameters(params);
-  const std::int64_t block = blockIdx.x;
-  if (block < params.shape.rows) {
-    decode_hca(params, block, scratch);
+template <int kBlocksPerSm>
+__global__ void __launch_bounds__(kBoundThreads<kBlocksPerSm, kCsaThreads + kWarp>, kBlocksPerSm)
+    append_csa(const __grid_constant__ AppendParams params) {
+  __shared__ Scratch<Main> main;
+  __shared__ Scratch<Window> window;
+  __shared__ Scratch<Keys> keys;
+  begin(params);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < Main::kThreads) {
+    has(params.csa.rows) ? decode_csa<Main, kOlderAtOnce<kBlocksPerSm>>(params, blockIdx.x, main) : wait_and_trigger();
+  } else if (thread < 2 * Main::kThreads) {
+    has(params.window.rows) ? decode_window(params, blockIdx.x, window) : wait_and_trigger();
+  } else if (thread < kCsaThreads) {
+    has(params.indexer.rows) ? decode_csa<Keys, kOlderAtOnce<kBlocksPerSm>>(params, blockIdx.x, keys) : wait_and_trigger();
   } else {
-    decode_window(params, block - params.shape.rows, scratch);
+    decode_prefetch(params, blockIdx.x);
+  }
+}
+
+template <int kBlocksPerSm>
+__global__ void __launch_bounds__(kBoundThreads<kBlocksPerSm, kHcaThreads + kWarp>, kBlocksPerSm)
+    append_hca(const __grid_constant__ AppendParams params) {
+  __shared__ Scratch<Main> main;
+  __shared__ Scratch<Window> window;
+  begin(params);
+  const auto thread = static_cast<int>(threadIdx.x);
+  if (thread < Main::kThreads) {
+    blockIdx.x < params.shape.rows ? decode_hca<kHcaRowsAhead<kBlocksPerSm>>(params, blockIdx.x, main) : wait_and_trigger();
+  } else if (thread < kHcaThreads) {
+    has(params.window.rows) ? decode_window(params, blockIdx.x, window) : wait_and_trigger();
+  } else {
+    decode_prefetch(params, blockIdx.x);
   }
 }
 
@@ -257,24 +294,27 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 void launch_decode_append(const AppendParams& params, Pdl pdl, cudaStream_t stream) {
   AppendParams decode = params;
   decode.load_after_wait = params.load_after_wait || pdl == Pdl::kWaitOnly;
-  const std::int64_t window = blocks_of(params, params.window.rows, Main::kEntriesPerBlock);
-  const auto run = [&](void (*kernel)(AppendParams), std::int64_t blocks) {
-    launch(kernel, linear_grid(blocks), dim3(kThreads), 0, stream, pdl != Pdl::kOff, decode);
+  const auto run = [&](void (*kernel)(AppendParams), int threads) {
+    launch(kernel, linear_grid(params.shape.tokens), dim3(static_cast<unsigned>(threads)), 0,
+           stream, pdl != Pdl::kOff, decode);
   };
+  // More tokens than multiprocessors: fewer registers, so that two blocks have room on each.
+  const bool crowded = params.shape.tokens > multiprocessors();
   if (has(params.hca.rows)) {
-    run(append_hca, params.shape.rows + window);
+    run(crowded ? append_hca<2> : append_hca<1>, kHcaThreads + kWarp);
   } else if (has(params.csa.rows) || has(params.indexer.rows)) {
-    run(append_csa, blocks_of(params, params.csa.rows, Main::kEntriesPerBlock) +
-                        blocks_of(params, params.indexer.rows, Keys::kEntriesPerBlock) + window);
+    run(crowded ? append_csa<2> : append_csa<1>, kCsaThreads + kWarp);
   } else {
-    run(append_window, window);
+    run(append_window, kWindowThreads);
   }
 }
 
 void load_decode_append_kernels() {
   load_kernel(append_window);
-  load_kernel(append_csa);
-  load_kernel(append_hca);
+  load_kernel(append_csa<1>);
+  load_kernel(append_csa<2>);
+  load_kernel(append_hca<1>);
+  load_kernel(append_hca<2>);
 }
 
 }  // namespace quire::cuda

@@ -35,7 +35,7 @@ template <class P>
 __device__ void finish_csa(const AppendParams& params, const CsaPart& part,
                            const Finish<P>& finish, const Folds<P::kPerThread>& folds,
                            std::int64_t location, std::int32_t seat,
-                           Scratch<P::kPerThread>& scratch) {
+                           Scratch<P>& scratch) {
   auto x = normalise<P>(pooled(folds), finish.weight, params.norm_eps, scratch);
   if (is_rotated<P>()) x = rotate(x, finish.rotation);
   if constexpr (P::kDim == kHeadDim) {
@@ -43,8 +43,8 @@ __device__ void finish_csa(const AppendParams& params, const CsaPart& part,
                         params.report);
   } else {
     if (params.hadamard) x = hadamard<P>(x, scratch);
-    store_indexer_entry<P>(part.pages, location, x, params.scale_floor, seat, params.report,
-                           scratch);
+    store_indexer_entry<P>(indexer_entry(part.pages, location), x, params.scale_floor, seat,
+                           params.report, scratch);
   }
 }
 
@@ -77,11 +77,11 @@ __device__ void store_state(float* to, const RawRow<P>& row) {
   for (int q = 0; q < 4; ++q) store_channels(to + q * P::kDim + P::channel(), row.quarter[q]);
 }
 
-// All threads of the block call it.
+// All threads of the entry call it.
 template <class P>
 __device__ void finish_window(const AppendParams& params, const Finish<P>& finish,
                               typename P::Values x, const MainEntry& entry, std::int32_t seat,
-                              Scratch<P::kPerThread>& scratch) {
+                              Scratch<P>& scratch) {
   if (params.window.norm_weight != nullptr) {
     x = normalise<P>(x, finish.weight, params.norm_eps, scratch);
   }
@@ -89,11 +89,11 @@ __device__ void finish_window(const AppendParams& params, const Finish<P>& finis
   store_main_entry<P>(entry, x, params.scale_floor, seat, params.report);
 }
 
-// Pooled channels to a stored HCA entry. All threads of the block call it.
+// Pooled channels to a stored HCA entry. All threads of the entry call it.
 template <class P>
 __device__ void finish_hca(const AppendParams& params, const Finish<P>& finish,
                            const Folds<P::kPerThread>& folds, std::int64_t location,
-                           std::int32_t seat, Scratch<P::kPerThread>& scratch) {
+                           std::int32_t seat, Scratch<P>& scratch) {
   auto x = normalise<P>(pooled(folds), finish.weight, params.norm_eps, scratch);
   if (is_rotated<P>()) x = rotate(x, finish.rotation);
   store_main_entry<P>(main_entry(params.hca.pages, location), x, params.scale_floor, seat,
@@ -105,9 +105,9 @@ __device__ Finish<P> load_hca_finish(const AppendParams& params, std::int32_t p)
   return load_finish<P>(params.hca.norm_weight, params.rope, p - (kHcaRule.ratio - 1));
 }
 
-// Behind the wait. Whoever forgot to plan finds it in the report.
+// By one warp, behind the wait. Whoever forgot to plan finds it in the report.
 __device__ inline void report_unplanned(const AppendParams& params) {
-  if (blockIdx.x == 0 && threadIdx.x == 0 && params.report != nullptr) {
+  if (blockIdx.x == 0 && threadIdx.x % kWarp == 0 && params.report != nullptr) {
     atomicAdd(&params.report->appends_unplanned, 1);
   }
 }

@@ -19,20 +19,34 @@ namespace {
 constexpr int kPerThread = 4;
 using Main = MainPlace<kPerThread>;
 using Keys = KeysPlace<kPerThread>;
-constexpr int kThreads = Main::kBlockThreads;
-constexpr int kWarps = Main::kBlockWarps;
-static_assert(Keys::kEntriesPerBlock == kWarps);
+constexpr int kThreads = Main::kThreads;
+constexpr int kWarps = Main::kWarps;
+
+// Blocks of each kernel that stay on a multiprocessor.
+constexpr int kCsaBlocksPerSm = 4;
+constexpr int kHcaBlocksPerSm = 4;
+constexpr int kWindowBlocksPerSm = 6;
+constexpr int kSeatBlocksPerSm = 12;
+
+// A block is one main entry, or four indexer entries.
+template <class P>
+constexpr int kEntriesPerBlock = kThreads / P::kThreads;
+template <class P>
+__device__ std::int64_t entry_of_thread(std::int64_t block) {
+  return block * kEntriesPerBlock<P> + threadIdx.x / P::kThreads;
+}
 
 // --- CSA entries ---
 
 // One piece is what a thread reads of one row: its channels of the values or of the scores.
 constexpr int kPieceBytes = kPerThread * static_cast<int>(sizeof(float));
-constexpr int kCsaStages = 2;
-constexpr int kCsaBlocksPerSm = 3;
+constexpr int kHalfRows = kC4Overlap;  // the rows of the window before, and the entry's own
+constexpr int kCsaStages = 3;
 
-// Rows of one main entry, or of four indexer entries. A thread reads what it has copied itself.
-struct alignas(16) CsaStage {
-  std::byte pieces[2 * kC4Window][kThreads][kPieceBytes];
+// Half the rows of one main entry, or of four indexer entries. A thread reads what it has copied
+// itself.
+struct alignas(kLineBytes) CsaStage {
+  std::byte pieces[2 * kHalfRows][kThreads][kPieceBytes];
 };
 
 // One entry of the plan, as far as its rows are concerned.
@@ -60,28 +74,40 @@ __device__ inline PlanRecord record_at(const AppendParams& params, std::int64_t 
   return {kPaddingRaggedId, kPaddingRaggedId, kPaddingRaggedId, kPaddingRaggedId};
 }
 
+// Sends half of the entry's rows, those from `begin`; of the first entry of a sequence there is only
+// the second half.
 template <class P, ElementType kType>
-__device__ void send_rows(const CsaPart& part, const CsaEntry& entry, CsaStage& stage) {
-  constexpr int kBytes = kPerThread * (kType == ElementType::kFloat32 ? 4 : 2);
-  constexpr int kElement = kBytes / kPerThread;
-  const std::byte* input = static_cast<const std::byte*>(part.rows.data) +
-                           (entry.input_row - (kC4Window - 1)) * part.rows.stride * kElement;
-  const std::int32_t oldest = entry.position - (kC4Window - 1);
+__device__ void send_rows(const CsaPart& part, const CsaEntry& entry, int begin,
+                          CsaStage& stage) {
+  constexpr int kElement = kType == ElementType::kFloat32 ? 4 : 2;
+  constexpr int kBytes = kPerThread * kElement;
+  if (entry.live() && begin >= entry.first) {
+    const std::int64_t stride = part.rows.stride * kElement;
+    const std::byte* row = static_cast<const std::byte*>(part.rows.data) +
+                           (entry.input_row - (kC4Window - 1) + begin) * stride +
+                           value_channel<P>(begin) * kElement;
+    constexpr int kToScores = 2 * P::kDim;
+    const bool all_input = begin >= entry.from_state;
 #pragma unroll
-  for (int i = 0; i < kC4Window; ++i) {
-    if (i < entry.first) continue;
-    std::byte* value = stage.pieces[2 * i][threadIdx.x];
-    std::byte* score = stage.pieces[2 * i + 1][threadIdx.x];
-    if (i < entry.from_state) {
-      const float* row = state_row<P>(part, entry.token->seat, oldest + i);
-      copy_to_shared<kPieceBytes, false>(value, row + value_channel<P>(i));
-      copy_to_shared<kPieceBytes, false>(score, row + score_channel<P>(i));
-    } else {
-      const std::byte* row = input + i * part.rows.stride * kElement;
-      copy_to_shared<kBytes, false>(value, row + value_channel<P>(i) * kElement);
-      copy_to_shared<kBytes, false>(score, row + score_channel<P>(i) * kElement);
+    for (int i = 0; i < kHalfRows; ++i, row += stride) {
+      std::byte* value = stage.pieces[2 * i][threadIdx.x];
+      std::byte* score = stage.pieces[2 * i + 1][threadIdx.x];
+      if (all_input || begin + i >= entry.from_state) {
+        copy_to_shared<kBytes, false>(value, row);
+        copy_to_shared<kBytes, false>(score, row + kToScores * kElement);
+      }
+    }
+    if (all_input) return commit_copies();
+#pragma unroll 1
+    for (int i = 0; i < min_of(entry.from_state - begin, kHalfRows); ++i) {
+      const float* state = state_row<P>(part, entry.token->seat,
+                                        entry.position - (kC4Window - 1) + begin + i) +
+                           value_channel<P>(begin);
+      copy_to_shared<kPieceBytes, false>(stage.pieces[2 * i][threadIdx.x], state);
+      copy_to_shared<kPieceBytes, false>(stage.pieces[2 * i + 1][threadIdx.x], state + kToScores);
     }
   }
+  commit_copies();
 }
 
 template <ElementType kType>
@@ -92,57 +118,79 @@ __device__ Channels<kPerThread> read_piece(const std::byte* piece, bool from_sta
   return load_fresh_bf16<kPerThread>(reinterpret_cast<const std::uint16_t*>(piece));
 }
 
-template <class P, ElementType kType>
-__device__ void append_csa_entry(const AppendParams& params, const CsaEntry& entry,
-                                 const Channels<kPerThread> (&bias)[kC4Window],
-                                 const CsaStage& stage, Scratch<kPerThread>& scratch) {
-  const CsaPart& part = csa_part<P>(params);
+// Folds half of the entry's rows, those from kBegin. No row is a branch.
+template <int kBegin, ElementType kType>
+__device__ void fold_half(Folds<kPerThread>& folds, const CsaEntry& entry,
+                          const Channels<kPerThread> (&bias)[kC4Window], const CsaStage& stage) {
+  Channels<kPerThread> value[kHalfRows], score[kHalfRows];
+#pragma unroll
+  for (int i = 0; i < kHalfRows; ++i) {
+    const bool from_state = kBegin + i < entry.from_state;
+    value[i] = read_piece<kType>(stage.pieces[2 * i][threadIdx.x], from_state);
+    score[i] = read_piece<kType>(stage.pieces[2 * i + 1][threadIdx.x], from_state);
+  }
+#pragma unroll
+  for (int i = 0; i < kHalfRows; ++i) {
+    const bool is_first = i == 0 && (kBegin == 0 || entry.first == kBegin);
+    fold_row<false>(folds, is_first, score[i], bias[kBegin + i], value[i]);
+  }
+}
+
+template <class P>
+__device__ void finish_csa_entry(const AppendParams& params, const CsaEntry& entry,
+                                 const Finish<P>& finish, const Folds<kPerThread>& folds,
+                                 Scratch<P>& scratch) {
   const std::int32_t seat = entry.token->seat;
   const std::int64_t location = entry.token->csa_location;
   if (seat < 0 || location < 0) {
     P::sync();  // one barrier an entry: the scratch of the entry in front is free behind the next
     return;
   }
-  const Finish<P> finish = load_csa_finish<P>(params, part, entry.position);
-  Folds<kPerThread> folds{};
-#pragma unroll
-  for (int i = 0; i < kC4Window; ++i) {
-    if (i < entry.first) continue;
-    const bool from_state = i < entry.from_state;
-    fold_row(folds, (i == 0 || i == kC4Overlap) && i == entry.first,
-             read_piece<kType>(stage.pieces[2 * i + 1][threadIdx.x], from_state), bias[i],
-             read_piece<kType>(stage.pieces[2 * i][threadIdx.x], from_state));
-  }
-  finish_csa<P>(params, part, finish, folds, location, seat, scratch);
+  finish_csa<P>(params, csa_part<P>(params), finish, folds, location, seat, scratch);
 }
 
-// Entries of one part: block `block` of the `blocks` that share them out. Of the entry in front
-// everything is there, of the next one its rows are on their way, of the one behind it the record.
+// Entries of one part: block `block` of the `blocks` that share them out. While half an entry is
+// folded, the next two halves are on their way, and of the entry behind there is the record.
 template <class P, ElementType kType>
 __device__ void stream_csa_entries(const AppendParams& params, std::int64_t entries,
                                    std::int64_t block, std::int64_t blocks, CsaStage* stages,
-                                   Scratch<kPerThread>* scratch) {
+                                   Scratch<P>* scratch) {
   const CsaPart& part = csa_part<P>(params);
   Channels<kPerThread> bias[kC4Window];
 #pragma unroll
   for (int i = 0; i < kC4Window; ++i) bias[i] = load_c4_bias<P>(part, i);
-  const auto send = [&](const CsaEntry& entry, int stage) {
-    if (entry.live()) send_rows<P, kType>(part, entry, stages[stage]);
-    commit_copies();
-  };
-  std::int64_t index = P::entry(block);
-  const std::int64_t step = blocks * P::kEntriesPerBlock;
+  std::int64_t index = entry_of_thread<P>(block);
+  const std::int64_t step = blocks * kEntriesPerBlock<P>;
   CsaEntry entry = csa_entry(params, record_at(params, entries, index));
   PlanRecord ahead = record_at(params, entries, index + step);
-  send(entry, 0);
-  for (int stage = 0; block * P::kEntriesPerBlock < entries; block += blocks, stage ^= 1) {
+  CsaStage *first = stages, *second = stages + 1, *third = stages + 2;
+  send_rows<P, kType>(part, entry, 0, *first);
+  send_rows<P, kType>(part, entry, kHalfRows, *second);
+  int turn = 0;
+  for (; block * kEntriesPerBlock<P> < entries; block += blocks) {
     const CsaEntry next = csa_entry(params, ahead);
-    send(next, stage ^ 1);
+    send_rows<P, kType>(part, next, 0, *third);
     ahead = record_at(params, entries, index + 2 * step);
     index += step;
-    wait_for_copies<1>();
-    if (entry.live()) append_csa_entry<P, kType>(params, entry, bias, stages[stage], scratch[stage]);
+    Folds<kPerThread> folds{};
+    Finish<P> finish{};
+    wait_for_copies<2>();
+    if (entry.live()) {
+      finish = load_csa_finish<P>(params, part, entry.position);
+      if (entry.first == 0) fold_half<0, kType>(folds, entry, bias, *first);
+    }
+    send_rows<P, kType>(part, next, kHalfRows, *first);
+    wait_for_copies<2>();
+    if (entry.live()) {
+      fold_half<kHalfRows, kType>(folds, entry, bias, *second);
+      finish_csa_entry<P>(params, entry, finish, folds, scratch[turn]);
+    }
+    turn ^= 1;
     entry = next;
+    CsaStage* read = second;
+    second = first;
+    first = third;
+    third = read;
   }
 }
 
@@ -150,7 +198,8 @@ template <ElementType kType>
 __global__ void __launch_bounds__(kThreads, kCsaBlocksPerSm)
     append_ragged_csa(const __grid_constant__ AppendParams params) {
   extern __shared__ CsaStage stages[];
-  __shared__ Scratch<kPerThread> scratch[kCsaStages];
+  __shared__ Scratch<Main> main_scratch[2];
+  __shared__ Scratch<Keys> keys_scratch[2];
   pdl_wait();
   pdl_trigger();
   const PlanHeader header = load_header(params.header);
@@ -163,80 +212,58 @@ __global__ void __launch_bounds__(kThreads, kCsaBlocksPerSm)
                                                            : max_of<std::int64_t>(blocks / 5, 1);
   const std::int64_t block = blockIdx.x;
   if (block < indexer) {
-    stream_csa_entries<Keys, kType>(params, entries, block, indexer, stages, scratch);
+    stream_csa_entries<Keys, kType>(params, entries, block, indexer, stages, keys_scratch);
   } else {
     stream_csa_entries<Main, kType>(params, entries, block - indexer, blocks - indexer, stages,
-                                    scratch);
+                                    main_scratch);
   }
 }
 
 // --- HCA entries ---
 
-// Entries whose windows one block folds side by side. Two where there are enough for all of the GPU.
-constexpr int kHcaEntriesMost = 2;
-
-// kEntries HCA entries: their folds so far, where a window began before this step, and the rows
-// since.
-template <int kEntries, ElementType kType>
-__device__ void append_hca_entries(const AppendParams& params, const PlanRecord (&records)[kEntries],
-                                   HcaStages<kEntries>& stages,
-                                   Scratch<kPerThread> (&scratch)[kEntries]) {
+// One HCA entry: its fold so far, where the window began before this step, and the rows since.
+template <ElementType kType>
+__device__ void append_hca_entry(const AppendParams& params, const PlanRecord& record,
+                                 HcaStages& stages, Scratch<Main>& scratch) {
   const HcaPart& part = params.hca;
-  WindowSpan spans[kEntries];
-#pragma unroll
-  for (int e = 0; e < kEntries; ++e) {
-    if (records[e].ragged_id == kPaddingRaggedId) continue;
-    const int first = static_cast<int>(records[e].window_len);
-    spans[e] = {std::int64_t{records[e].ragged_id} - (kHcaWindow - 1), first, kHcaWindow};
+  const std::int64_t input_row = record.ragged_id;
+  const auto p = static_cast<std::int32_t>(record.position);
+  const int count = kHcaWindow - static_cast<int>(record.window_len);
+  const HcaSpan span{input_row - (count - 1), p - (count - 1), count};
+  HcaRows<kType> rows(stages, part, span);  // on their way while the rest is looked up
+  const TokenRecord& token = params.tokens[input_row];
+  const std::int32_t seat = token.seat;
+  const std::int64_t location = token.hca_location;
+  const Finish<Main> finish = load_hca_finish<Main>(params, p);
+  if (seat < 0 || location < 0) {
+    wait_for_copies<0>();
+    Main::sync();  // as in finish_csa_entry
+    return;
   }
-  HcaRows<kEntries, kType> rows(stages, part, spans);
-
-  Folds<kPerThread> folds[kEntries];
-  std::int32_t seat[kEntries];
-  std::int64_t location[kEntries];
-#pragma unroll
-  for (int e = 0; e < kEntries; ++e) {
-    seat[e] = -1;
-    location[e] = -1;
-    if (records[e].ragged_id == kPaddingRaggedId) continue;
-    const TokenRecord& token = params.tokens[records[e].ragged_id];
-    seat[e] = token.seat;
-    location[e] = token.hca_location;
-    // Inside a window only the first position of the step can stand first.
-    const auto start = static_cast<std::int32_t>(records[e].position) - (kHcaWindow - 1) +
-                       static_cast<std::int32_t>(records[e].window_len);
-    if (seat[e] >= 0) folds[e] = begin_fold<Main>(part, seat[e], start, start);
-  }
-  rows.fold(folds);
-#pragma unroll
-  for (int e = 0; e < kEntries; ++e) {
-    if (seat[e] < 0 || location[e] < 0) continue;
-    const Finish<Main> finish =
-        load_hca_finish<Main>(params, static_cast<std::int32_t>(records[e].position));
-    finish_hca<Main>(params, finish, folds[e], location[e], seat[e], scratch[e]);
-  }
+  // Inside a window only the first position of the step can stand first.
+  Folds<kPerThread> folds = begin_fold<Main>(part, seat, span.position, span.position);
+  rows.fold<false>(folds);
+  finish_hca<Main>(params, finish, folds, location, seat, scratch);
 }
 
-template <int kEntries>
 __global__ void __launch_bounds__(kThreads)
     append_ragged_hca(const __grid_constant__ AppendParams params) {
-  extern __shared__ std::byte hca_stages[];
-  __shared__ Scratch<kPerThread> scratch[kEntries];
+  extern __shared__ HcaStages hca_stages[];
+  __shared__ Scratch<Main> scratch[2];
   pdl_wait();
   pdl_trigger();
   const PlanHeader header = load_header(params.header);
-  PlanRecord records[kEntries];
-#pragma unroll
-  for (int e = 0; e < kEntries; ++e) {
-    const std::int64_t index = std::int64_t{blockIdx.x} * kEntries + e;
-    records[e] = params.hca_entries[min_of<std::int64_t>(index, params.hca_entry_capacity - 1)];
-    if (index >= params.hca_entry_capacity) records[e].ragged_id = kPaddingRaggedId;
+  PlanRecord record = params.hca_entries[blockIdx.x];
+  if (!is_planned(header, params.shape)) return;
+  const std::int64_t entries = min_of(header.hca_entries, params.hca_entry_capacity);
+  int turn = 0;
+  for (std::int64_t index = blockIdx.x; index < entries; turn ^= 1) {
+    with_row_type(params.hca.rows, [&](auto type) {
+      append_hca_entry<decltype(type)::value>(params, record, hca_stages[0], scratch[turn]);
+    });
+    index += gridDim.x;
+    if (index < entries) record = params.hca_entries[index];
   }
-  if (!is_planned(header, params.shape) || records[0].ragged_id == kPaddingRaggedId) return;
-  auto& stages = *reinterpret_cast<HcaStages<kEntries>*>(hca_stages);
-  with_row_type(params.hca.rows, [&](auto type) {
-    append_hca_entries<kEntries, decltype(type)::value>(params, records, stages, scratch);
-  });
 }
 
 // --- Window entries ---
@@ -255,28 +282,28 @@ __device__ void copy_entry(const EntryPool& from, std::int64_t from_location, co
   }
 }
 
-// A long batch row's window of at most 128 entries is copied by eight blocks, one warp an entry.
-constexpr int kCopyBlocksPerRow = 8;
-constexpr int kCopyEntriesPerWarp = 128 / (kCopyBlocksPerRow * kWarps);
-
 __device__ inline bool reads_scratch(const AppendParams& params, const BatchRowRecord& row) {
   return row.seat >= 0 && row.live_tokens > 0 && !is_short(params.geometry, row.live_tokens);
 }
 
-// Calls `copy(k)` for k in [0, 128) of a batch row, one warp each.
+// A long batch row's window of at most 128 entries is copied by some warps, each a part of it.
+constexpr int kCopyWarpsPerRow = 16;
+constexpr int kCopyEntriesPerWarp = 128 / kCopyWarpsPerRow;
+
+// Calls `copy(k)` for the warp's part of k in [0, 128).
 template <class Copy>
-__device__ void for_window_entries(std::int64_t block, const Copy& copy) {
-  const int warp =
-      static_cast<int>(block % kCopyBlocksPerRow) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
-  for (int n = 0; n < kCopyEntriesPerWarp; ++n) copy(warp * kCopyEntriesPerWarp + n);
+__device__ void for_window_entries(std::int64_t part, const Copy& copy) {
+  const int first = static_cast<int>(part % kCopyWarpsPerRow) * kCopyEntriesPerWarp;
+#pragma unroll 2
+  for (int n = 0; n < kCopyEntriesPerWarp; ++n) copy(first + n);
 }
 
-// The window before the chunk, to where the chunk's attention reads it.
-__device__ void copy_older_window(const AppendParams& params, std::int64_t block) {
-  const auto batch_row = static_cast<std::int32_t>(block / kCopyBlocksPerRow);
+// The window before the chunk, to where the chunk's attention reads it. By one warp.
+__device__ void copy_older_window(const AppendParams& params, std::int64_t part) {
+  const auto batch_row = static_cast<std::int32_t>(part / kCopyWarpsPerRow);
   const BatchRowRecord row = params.rows[batch_row];
   if (!reads_scratch(params, row)) return;
-  for_window_entries(block, [&](int k) {
+  for_window_entries(part, [&](int k) {
     const std::int32_t j = k - 127;  // relative to the chunk's first token
     if (j >= 0 || row.start + j < 0) return;
     copy_entry(params.window.ring, ring_location(params.geometry, row.seat, row.start + j),
@@ -284,36 +311,50 @@ __device__ void copy_older_window(const AppendParams& params, std::int64_t block
   });
 }
 
+// A window entry is a warp's: sixteen channels a lane, and nothing to wait for within a block.
+using WindowPlace = MainPlace<16>;
+
 __device__ void append_window_entry(const AppendParams& params, std::int64_t input_row,
-                                    Scratch<kPerThread>& scratch) {
+                                    Scratch<WindowPlace>& scratch) {
+  using P = WindowPlace;
   const TokenRecord& token = params.tokens[input_row];
-  const auto x = load_input<kPerThread>(params.window.rows, input_row, Main::channel());
+  const auto x = load_input<P::kPerThread>(params.window.rows, input_row, P::channel());
   const std::int32_t seat = token.seat;
   const bool in_scratch = token.scratch_location >= 0;
   const std::int64_t location = in_scratch ? token.scratch_location : token.ring_location;
   if (seat < 0 || location < 0) return;
-  const Finish<Main> finish =
-      load_finish<Main>(params.window.norm_weight, params.rope, token.position);
+  const Finish<P> finish = load_finish<P>(params.window.norm_weight, params.rope, token.position);
   const EntryPool& pool = in_scratch ? params.window.scratch : params.window.ring;
-  finish_window<Main>(params, finish, x, main_entry(pool, location), seat, scratch);
+  finish_window<P>(params, finish, x, main_entry(pool, location), seat, scratch);
 }
 
-__host__ __device__ inline std::int64_t older_window_blocks(const AppendParams& params) {
-  return params.window.copy_older_window ? std::int64_t{kCopyBlocksPerRow} * params.shape.rows : 0;
+// What the warps of the kernel share out: parts of older windows, then tokens.
+struct WindowWork {
+  std::int64_t older, tokens;
+  __host__ __device__ std::int64_t total() const { return older + tokens; }
+};
+__host__ __device__ inline WindowWork window_work(const AppendParams& params, std::int64_t rows,
+                                                  std::int64_t tokens) {
+  return {params.window.copy_older_window ? kCopyWarpsPerRow * rows : 0,
+          has(params.window.rows) ? tokens : 0};
 }
 
 __global__ void __launch_bounds__(kThreads)
     append_ragged_window(const __grid_constant__ AppendParams params) {
-  __shared__ Scratch<kPerThread> scratch;
+  __shared__ Scratch<WindowPlace> scratch;  // that a single warp does not use
   pdl_wait();
   pdl_trigger();
-  if (!is_planned(load_header(params.header), params.shape)) return;
-  const std::int64_t older = older_window_blocks(params);
-  const std::int64_t block = blockIdx.x;
-  if (block < older) {
-    copy_older_window(params, block);
-  } else {
-    append_window_entry(params, block - older, scratch);
+  const PlanHeader header = load_header(params.header);
+  if (!is_planned(header, params.shape)) return;
+  const WindowWork work = window_work(params, header.used_rows, header.used_tokens);
+  const std::int64_t warps = std::int64_t{gridDim.x} * kWarps;
+  for (std::int64_t at = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+       at < work.total(); at += warps) {
+    if (at < work.older) {
+      copy_older_window(params, at);
+    } else {
+      append_window_entry(params, at - work.older, scratch);
+    }
   }
 }
 
@@ -324,23 +365,24 @@ __host__ __device__ inline std::int32_t state_writes_max(const PlanGeometry& geo
   return max_of(2 * kCsaRule.ratio - 1, geometry.draft_max + 1);
 }
 
-// Blocks of a part stand in front of those of the next; a part that is not there has none.
-struct SeatBlocks {
+// What the blocks of the kernel share out, part after part; one that is not there has nothing.
+struct SeatWork {
   std::int64_t hca, csa, indexer, window;
   __host__ __device__ std::int64_t total() const { return hca + csa + indexer + window; }
 };
 
-__host__ __device__ inline SeatBlocks seat_blocks(const AppendParams& params) {
-  const std::int64_t rows = params.shape.rows;
+constexpr int kCopyBlocksPerRow = kCopyWarpsPerRow / kWarps;
+
+__host__ __device__ inline SeatWork seat_work(const AppendParams& params, std::int64_t rows) {
   const std::int64_t writes = state_writes_max(params.geometry) * rows;
   return {has(params.hca.rows) ? rows : 0, has(params.csa.rows) ? writes : 0,
-          has(params.indexer.rows) ? ceil_div<std::int64_t>(writes, Keys::kEntriesPerBlock) : 0,
-          has(params.window.rows) ? std::int64_t{kCopyBlocksPerRow} * rows : 0};
+          has(params.indexer.rows) ? ceil_div<std::int64_t>(writes, kEntriesPerBlock<Keys>) : 0,
+          has(params.window.rows) ? kCopyBlocksPerRow * rows : 0};
 }
 
 // The folds that later steps read, of one batch row.
 __device__ void keep_hca_folds(const AppendParams& params, std::int64_t batch_row,
-                               HcaStages<1>& stages) {
+                               HcaStages& stages) {
   const BatchRowRecord row = params.rows[batch_row];
   if (row.seat < 0 || row.live_tokens <= 0) return;
   const HcaPart& part = params.hca;
@@ -348,20 +390,19 @@ __device__ void keep_hca_folds(const AppendParams& params, std::int64_t batch_ro
   const std::int32_t length = row.start + row.live_tokens;
   const HcaSpan span{row.first_token + std::int64_t{first - row.start}, first, length - first};
   if (span.count == 0) return;
-  Folds<kPerThread> folds[1] = {begin_fold<Main>(part, row.seat, row.start, first)};
+  Folds<kPerThread> folds = begin_fold<Main>(part, row.seat, row.start, first);
   with_row_type(part.rows, [&](auto type) {
     constexpr ElementType kType = decltype(type)::value;
     if (!is_short(params.geometry, row.live_tokens)) {
-      const WindowSpan spans[1] = {window_span(span)};
-      HcaRows<1, kType>(stages, part, spans).fold(folds);
-      store_fold<Main>(part, row.seat, length, folds[0]);
+      HcaRows<kType>(stages, part, span).template fold<true>(folds);
+      store_fold<Main>(part, row.seat, length, folds);
       return;
     }
-    ShortRows<Main> rows;
+    ShortRows<Main, 2> rows;
     rows.load_bias(part, span, 0);
-    fold_short<Main>(folds[0], rows, part, span, [&](int i) {
+    fold_short(folds, rows, part, span, [&](int i) {
       const std::int32_t p = first + i;
-      if (keeps_fold(params.geometry, row, p)) store_fold<Main>(part, row.seat, p + 1, folds[0]);
+      if (keeps_fold(params.geometry, row, p)) store_fold<Main>(part, row.seat, p + 1, folds);
     });
   });
 }
@@ -383,11 +424,11 @@ __device__ void write_state(const AppendParams& params, std::int64_t index) {
                  load_raw_row<P>(part, std::int64_t{row.first_token} + j));
 }
 
-// The last tokens of a long row, from scratch to the seat's ring.
-__device__ void keep_window(const AppendParams& params, std::int64_t block) {
-  const BatchRowRecord row = params.rows[block / kCopyBlocksPerRow];
+// The last tokens of a long row, from scratch to the seat's ring. By one warp.
+__device__ void keep_window(const AppendParams& params, std::int64_t part) {
+  const BatchRowRecord row = params.rows[part / kCopyWarpsPerRow];
   if (!reads_scratch(params, row)) return;
-  for_window_entries(block, [&](int k) {
+  for_window_entries(part, [&](int k) {
     const std::int32_t j = row.live_tokens - 1 - k;
     if (j < 0) return;
     const TokenRecord& token = params.tokens[std::int64_t{row.first_token} + j];
@@ -403,78 +444,73 @@ __global__ void __launch_bounds__(kThreads)
     append_ragged_seat(const __grid_constant__ AppendParams params) {
   pdl_wait();
   pdl_trigger();
-  if (!is_planned(load_header(params.header), params.shape)) {
-    report_unplanned(params);
+  const PlanHeader header = load_header(params.header);
+  if (!is_planned(header, params.shape)) {
+    if (threadIdx.x < kWarp) report_unplanned(params);
     return;
   }
-  const SeatBlocks blocks = seat_blocks(params);
-  std::int64_t block = blockIdx.x;
-  if constexpr (kWithHca) {
-    extern __shared__ std::byte hca_stages[];
-    if (block < blocks.hca) {
-      keep_hca_folds(params, block, *reinterpret_cast<HcaStages<1>*>(hca_stages));
-      return;
+  const SeatWork work = seat_work(params, header.used_rows);
+  for (std::int64_t block = blockIdx.x; block < work.total(); block += gridDim.x) {
+    std::int64_t at = block;
+    if (at < work.hca) {
+      if constexpr (kWithHca) {
+        extern __shared__ HcaStages hca_stages[];
+        keep_hca_folds(params, at, hca_stages[0]);
+      }
+      continue;
     }
-    block -= blocks.hca;
+    at -= work.hca;
+    if (at < work.csa) {
+      write_state<Main>(params, at);
+      continue;
+    }
+    at -= work.csa;
+    if (at < work.indexer) {
+      write_state<Keys>(params, entry_of_thread<Keys>(at));
+    } else {
+      keep_window(params, (at - work.indexer) * kWarps + threadIdx.x / kWarp);
+    }
   }
-  if (block < blocks.csa) {
-    write_state<Main>(params, block);
-    return;
-  }
-  block -= blocks.csa;
-  if (block < blocks.indexer) {
-    write_state<Keys>(params, Keys::entry(block));
-  } else {
-    keep_window(params, block - blocks.indexer);
-  }
-}
-
-template <int kEntries, class Run>
-void run_hca(const AppendParams& params, const Run& run) {
-  constexpr std::size_t kSharedBytes = sizeof(HcaStages<kEntries>);
-  allow_shared_bytes(append_ragged_hca<kEntries>, kSharedBytes);
-  run(append_ragged_hca<kEntries>,
-      ceil_div<std::int64_t>(params.hca_entry_capacity, kEntries), kSharedBytes);
 }
 
 }  // namespace
 
 void launch_ragged_append(const AppendParams& params, Pdl pdl, cudaStream_t stream) {
-  const auto run = [&](void (*kernel)(AppendParams), std::int64_t blocks,
+  // Blocks for all the work that the shape can have, but no more than stay at once: each goes on
+  // until nothing is left.
+  const auto run = [&](void (*kernel)(AppendParams), std::int64_t most, int blocks_per_sm,
                        std::size_t shared_bytes = 0) {
+    const std::int64_t blocks = min_of(most, std::int64_t{multiprocessors()} * blocks_per_sm);
     launch(kernel, linear_grid(blocks), dim3(kThreads), shared_bytes, stream, pdl != Pdl::kOff,
            params);
   };
+  const std::int64_t rows = params.shape.rows;
   run(append_ragged_window,
-      older_window_blocks(params) + (has(params.window.rows) ? params.shape.tokens : 0));
+      ceil_div<std::int64_t>(window_work(params, rows, params.shape.tokens).total(), kWarps),
+      kWindowBlocksPerSm);
   const bool csa = has(params.csa.rows), indexer = has(params.indexer.rows);
   if (csa || indexer) {
     const ElementType type = csa ? params.csa.rows.type : params.indexer.rows.type;
     const auto kernel = type == ElementType::kFloat32 ? append_ragged_csa<ElementType::kFloat32>
                                                       : append_ragged_csa<ElementType::kBfloat16>;
-    const std::int64_t items = (csa ? std::int64_t{params.csa_entry_capacity} : 0) +
-                               (indexer ? ceil_div<std::int64_t>(params.csa_entry_capacity,
-                                                                 Keys::kEntriesPerBlock)
-                                        : 0);
+    const std::int64_t entries = params.csa_entry_capacity;
     constexpr std::size_t kSharedBytes = kCsaStages * sizeof(CsaStage);
     allow_shared_bytes(kernel, kSharedBytes);
-    run(kernel, min_of(items, std::int64_t{multiprocessors()} * kCsaBlocksPerSm), kSharedBytes);
+    run(kernel,
+        (csa ? entries : 0) + (indexer ? ceil_div<std::int64_t>(entries, kEntriesPerBlock<Keys>) : 0),
+        kCsaBlocksPerSm, kSharedBytes);
   }
-  const std::int64_t seat = seat_blocks(params).total();
-  if (!has(params.hca.rows)) return run(append_ragged_seat<false>, seat);
-  if (params.hca_entry_capacity >= kHcaEntriesMost * multiprocessors()) {
-    run_hca<kHcaEntriesMost>(params, run);
-  } else {
-    run_hca<1>(params, run);
-  }
-  run(append_ragged_seat<true>, seat, sizeof(HcaStages<1>));
+  const std::int64_t seat = seat_work(params, rows).total();
+  if (!has(params.hca.rows)) return run(append_ragged_seat<false>, seat, kSeatBlocksPerSm);
+  allow_shared_bytes(append_ragged_hca, sizeof(HcaStages));
+  run(append_ragged_hca, params.hca_entry_capacity, kHcaBlocksPerSm, sizeof(HcaStages));
+  run(append_ragged_seat<true>, seat, kHcaBlocksPerSm, sizeof(HcaStages));
 }
 
 void load_ragged_append_kernels() {
   load_kernel(append_ragged_csa<ElementType::kFloat32>);
   load_kernel(append_ragged_csa<ElementType::kBfloat16>);
-  load_kernel(append_ragged_hca<1>);
-  load_kernel(append_ragged_hca<kHcaEntriesMost>);
+  load_kernel(append_ragged_hca);
   load_kernel(append_ragged_window);
   load_kernel(append_ragged_seat<true>);
   load_kernel(append_ragged_seat<false>);

@@ -18,11 +18,18 @@ namespace quire::cuda {
 namespace {
 
 constexpr int kPerThread = 4;
-constexpr int kThreads = MainPlace<kPerThread>::kBlockThreads;
+constexpr int kThreads = MainPlace<kPerThread>::kThreads;
 using Four = Channels<kPerThread>;
 
 template <int kDim>
 using PlaceOf = Place<kDim, kPerThread>;
+template <int kDim>
+constexpr int kEntriesPerBlock = kThreads / PlaceOf<kDim>::kThreads;
+
+template <int kDim>
+__device__ std::int64_t entry_of_thread() {
+  return std::int64_t{blockIdx.x} * kEntriesPerBlock<kDim> + threadIdx.x / PlaceOf<kDim>::kThreads;
+}
 
 // --- Rows of either type ---
 
@@ -85,7 +92,7 @@ __global__ void __launch_bounds__(kThreads)
     compress_c4_decode(const __grid_constant__ CompressC4DecodeParams params) {
   pdl_wait();
   pdl_trigger();
-  const std::int64_t b = PlaceOf<kDim>::entry(blockIdx.x);
+  const std::int64_t b = entry_of_thread<kDim>();
   if (b >= params.batch) return;
   const std::int32_t length = params.seq_lens[b];
   if (length <= 0) return;
@@ -132,7 +139,7 @@ __global__ void __launch_bounds__(kThreads)
     compress_c4_prefill_entries(const __grid_constant__ CompressC4PrefillParams params) {
   pdl_wait();
   pdl_trigger();
-  const std::int64_t k = PlaceOf<kDim>::entry(blockIdx.x);
+  const std::int64_t k = entry_of_thread<kDim>();
   if (k >= params.compress_capacity) return;
   const PlanRecord record = params.compress[k];
   if (record.ragged_id == kPaddingRaggedId) return;
@@ -172,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
     compress_c4_prefill_state(const __grid_constant__ CompressC4PrefillParams params) {
   pdl_wait();
   pdl_trigger();
-  const std::int64_t k = PlaceOf<kDim>::entry(blockIdx.x);
+  const std::int64_t k = entry_of_thread<kDim>();
   if (k >= params.write_capacity) return;
   const PlanRecord record = params.write[k];
   if (record.ragged_id == kPaddingRaggedId) return;
@@ -220,7 +227,7 @@ struct Kernels {
   static constexpr auto kState = &compress_c4_prefill_state<kDim, kVariant.type>;
 
   static dim3 grid(std::int64_t entries) {
-    return linear_grid(ceil_div<std::int64_t>(entries, PlaceOf<kDim>::kEntriesPerBlock));
+    return linear_grid(ceil_div<std::int64_t>(entries, kEntriesPerBlock<kDim>));
   }
 };
 

@@ -1,6 +1,6 @@
 // From pooled or raw channels to stored bytes, on the device (SPEC 3.1 to 3.7): norm, RoPE,
-// Hadamard, quantise, store. A block holds one main or window entry (d = 512), or four indexer
-// entries (d = 128); a thread holds a few consecutive channels, how many is the kernel's choice.
+// Hadamard, quantise, store. An entry is worked on by a group of threads of a block, each with a few
+// consecutive channels: how many is the kernel's choice.
 //
 // All float operations are those of exact_math.h and fp8.h. What may be loaded before the wait
 // (docs/PDL.md) has a helper of its own: load_constant, load_state, load_record.
@@ -17,6 +17,7 @@
 namespace quire::cuda {
 
 inline constexpr int kWarp = 32;
+inline constexpr int kLineBytes = 128;  // of the caches
 inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 // Neighbouring channels of one thread.
@@ -25,68 +26,45 @@ struct Channels {
   float v[kCount];
 };
 
-// How the threads of a block share entries of kDim channels, kPerThread each. Few channels a thread
-// make a short way through one entry, many make few threads.
-template <int kDim_, int kPerThread_>
+// The threads of a block that share one entry of kDim channels, kPerThread each, from thread
+// kFirstThread on. Few channels a thread make a short way through one entry, many make few threads.
+// Entries of a warp or less may stand side by side in all of the block.
+template <int kDim_, int kPerThread_, int kFirstThread = 0>
 struct Place {
   static constexpr int kDim = kDim_;
   static constexpr int kPerThread = kPerThread_;
-  static constexpr int kBlockThreads = static_cast<int>(kHeadDim) / kPerThread;
-  static constexpr int kBlockWarps = kBlockThreads / kWarp;
-  static constexpr int kThreads = kDim / kPerThread;  // of an entry
-  static constexpr int kWarps = kThreads / kWarp;
-  static constexpr int kEntriesPerBlock = kBlockThreads / kThreads;
-  static_assert(kPerThread % 2 == 0 && kThreads % kWarp == 0);
+  static constexpr int kThreads = kDim / kPerThread;
+  static constexpr int kWarps = kThreads < kWarp ? 1 : kThreads / kWarp;
+  static_assert(kPerThread % 2 == 0 && kDim % kPerThread == 0 && kFirstThread % kThreads == 0);
   using Values = Channels<kPerThread>;
 
-  __device__ static int thread() {  // in its entry
-    return static_cast<int>(threadIdx.x) % kThreads;
-  }
+  __device__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
+  __device__ static int warp() { return thread() / kWarp; }
   __device__ static int channel() { return thread() * kPerThread; }
-  __device__ static int entry_in_block() { return static_cast<int>(threadIdx.x) / kThreads; }
-  __device__ static std::int64_t entry(std::int64_t block) {
-    return block * kEntriesPerBlock + entry_in_block();
-  }
-  // Its first warp, among those of the block.
-  __device__ static int first_warp() { return entry_in_block() * kWarps; }
 
-  // Brings the threads of an entry together. All of them call it.
+  // Brings the threads of the entry together. All of them call it.
   __device__ static void sync() {
-    if constexpr (kThreads == kBlockThreads) {
-      __syncthreads();
-    } else if constexpr (kWarps == 1) {
+    if constexpr (kWarps == 1) {
       __syncwarp();
     } else {
-      static_assert(kEntriesPerBlock == 4);
-      // Constants: a barrier chosen at run time makes a block take all of them.
-      switch (entry_in_block()) {
-        case 0: return sync_as<1>();
-        case 1: return sync_as<2>();
-        case 2: return sync_as<3>();
-        default: return sync_as<4>();
-      }
+      constexpr int kBarrier = 1 + kFirstThread / 256;
+      asm volatile("barrier.sync.aligned %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
     }
-  }
-
- private:
-  template <int kBarrier>
-  __device__ static void sync_as() {
-    asm volatile("barrier.sync.aligned %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
   }
 };
 
-// The threads of `kPerThread` channels for main and window entries, and for indexer entries.
-template <int kPerThread>
-using MainPlace = Place<static_cast<int>(kHeadDim), kPerThread>;
-template <int kPerThread>
-using KeysPlace = Place<static_cast<int>(kIndexerDim), kPerThread>;
+// Of main and window entries, and of indexer entries.
+template <int kPerThread, int kFirstThread = 0>
+using MainPlace = Place<static_cast<int>(kHeadDim), kPerThread, kFirstThread>;
+template <int kPerThread, int kFirstThread = 0>
+using KeysPlace = Place<static_cast<int>(kIndexerDim), kPerThread, kFirstThread>;
 
 // Through which the warps of an entry exchange. Once for each entry, or behind a barrier.
-template <int kPerThread>
+template <class P>
 struct Scratch {
-  float sums[MainPlace<kPerThread>::kBlockWarps];
-  std::uint32_t maxima[MainPlace<kPerThread>::kBlockWarps];
-  float channels[KeysPlace<kPerThread>::kWarps > 1 ? kHeadDim : 1];
+  float sums[P::kWarps];
+  std::uint32_t maxima[P::kWarps];
+  float channels[P::kWarps == 2 ? P::kDim : 1];
 };
 
 // --- Loads ---
@@ -94,13 +72,23 @@ struct Scratch {
 // Immutable since before the planner ran: bias, norm weights, RoPE tables.
 template <int kCount>
 __device__ inline Channels<kCount> load_constant(const float* from) {
-  if constexpr (kCount == 4) {
-    const float4 x = __ldg(reinterpret_cast<const float4*>(from));
-    return {{x.x, x.y, x.z, x.w}};
+  Channels<kCount> x;
+  if constexpr (kCount % 4 == 0) {
+#pragma unroll
+    for (int k = 0; k < kCount; k += 4) {
+      const float4 four = __ldg(reinterpret_cast<const float4*>(from + k));
+      x.v[k] = four.x;
+      x.v[k + 1] = four.y;
+      x.v[k + 2] = four.z;
+      x.v[k + 3] = four.w;
+    }
   } else {
-    const float2 x = __ldg(reinterpret_cast<const float2*>(from));
-    return {{x.x, x.y}};
+    static_assert(kCount == 2);
+    const float2 two = __ldg(reinterpret_cast<const float2*>(from));
+    x.v[0] = two.x;
+    x.v[1] = two.y;
   }
+  return x;
 }
 
 // Seat state, at L2: no first-level line can be stale. Volatile keeps it on its side of a wait.
@@ -139,7 +127,8 @@ __device__ inline std::int64_t join_words(int low, int high) {
 __device__ inline PlanHeader load_header(const PlanHeader* header) {
   const int4 a = load_int4_at_l2(header);
   const int4 b = load_int4_at_l2(&header->steps_at_plan);
-  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, {}};
+  const int4 c = load_int4_at_l2(&header->used_tokens);
+  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, {}};
 }
 
 // A plan record, at L2 for the same reason.
@@ -165,12 +154,60 @@ __device__ inline BatchRowRecord load_record(const BatchRowRecord* record) {
 // What the kernel in front wrote: plain loads, only ever after the wait.
 template <int kCount>
 __device__ inline Channels<kCount> load_fresh(const float* from) {
-  if constexpr (kCount == 4) {
-    const float4 x = *reinterpret_cast<const float4*>(from);
-    return {{x.x, x.y, x.z, x.w}};
+  Channels<kCount> x;
+  if constexpr (kCount % 4 == 0) {
+#pragma unroll
+    for (int k = 0; k < kCount; k += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(from + k);
+      x.v[k] = four.x;
+      x.v[k + 1] = four.y;
+      x.v[k + 2] = four.z;
+      x.v[k + 3] = four.w;
+    }
   } else {
-    const float2 x = *reinterpret_cast<const float2*>(from);
-    return {{x.x, x.y}};
+    static_assert(kCount == 2);
+    const float2 two = *reinterpret_cast<const float2*>(from);
+    x.v[0] = two.x;
+    x.v[1] = two.y;
+  }
+  return x;
+}
+
+// kWords words of 32 bits, in as few loads as there are 16 bytes.
+template <int kWords>
+__device__ inline void load_words(std::uint32_t (&words)[kWords], const void* from) {
+  if constexpr (kWords % 4 == 0) {
+#pragma unroll
+    for (int w = 0; w < kWords; w += 4) {
+      const uint4 four = reinterpret_cast<const uint4*>(from)[w / 4];
+      words[w] = four.x;
+      words[w + 1] = four.y;
+      words[w + 2] = four.z;
+      words[w + 3] = four.w;
+    }
+  } else if constexpr (kWords == 2) {
+    const uint2 two = *reinterpret_cast<const uint2*>(from);
+    words[0] = two.x;
+    words[1] = two.y;
+  } else {
+    static_assert(kWords == 1);
+    words[0] = *reinterpret_cast<const std::uint32_t*>(from);
+  }
+}
+
+template <int kWords>
+__device__ inline void store_words(void* to, const std::uint32_t (&words)[kWords]) {
+  if constexpr (kWords % 4 == 0) {
+#pragma unroll
+    for (int w = 0; w < kWords; w += 4) {
+      reinterpret_cast<uint4*>(to)[w / 4] =
+          make_uint4(words[w], words[w + 1], words[w + 2], words[w + 3]);
+    }
+  } else if constexpr (kWords == 2) {
+    *reinterpret_cast<uint2*>(to) = make_uint2(words[0], words[1]);
+  } else {
+    static_assert(kWords == 1);
+    *reinterpret_cast<std::uint32_t*>(to) = words[0];
   }
 }
 
@@ -181,13 +218,15 @@ __device__ inline float high_bf16(std::uint32_t pair) {
 
 template <int kCount>
 __device__ inline Channels<kCount> load_fresh_bf16(const std::uint16_t* from) {
-  if constexpr (kCount == 4) {
-    const uint2 x = *reinterpret_cast<const uint2*>(from);
-    return {{low_bf16(x.x), high_bf16(x.x), low_bf16(x.y), high_bf16(x.y)}};
-  } else {
-    const std::uint32_t x = *reinterpret_cast<const std::uint32_t*>(from);
-    return {{low_bf16(x), high_bf16(x)}};
+  std::uint32_t pairs[kCount / 2];
+  load_words(pairs, from);
+  Channels<kCount> x;
+#pragma unroll
+  for (int k = 0; k < kCount; k += 2) {
+    x.v[k] = low_bf16(pairs[k / 2]);
+    x.v[k + 1] = high_bf16(pairs[k / 2]);
   }
+  return x;
 }
 
 template <int kCount>
@@ -225,7 +264,7 @@ __device__ inline float tree_sum(const float* terms) {
 // warp, the others across the entry's warps.
 template <class P>
 __device__ inline float sum_of_squares(const typename P::Values& c,
-                                       Scratch<P::kPerThread>& scratch) {
+                                       Scratch<P>& scratch) {
   float squares[P::kPerThread];
 #pragma unroll
   for (int k = 0; k < P::kPerThread; ++k) squares[k] = exact::mul(c.v[k], c.v[k]);
@@ -235,9 +274,9 @@ __device__ inline float sum_of_squares(const typename P::Values& c,
     sum = exact::add(sum, __shfl_xor_sync(kAllLanes, sum, bit));
   }
   if constexpr (P::kWarps > 1) {
-    if (threadIdx.x % kWarp == 0) scratch.sums[threadIdx.x / kWarp] = sum;
+    if (threadIdx.x % kWarp == 0) scratch.sums[P::warp()] = sum;
     P::sync();
-    sum = tree_sum<P::kWarps>(scratch.sums + P::first_warp());
+    sum = tree_sum<P::kWarps>(scratch.sums);
   }
   return sum;
 }
@@ -245,7 +284,7 @@ __device__ inline float sum_of_squares(const typename P::Values& c,
 template <class P>
 __device__ inline typename P::Values normalise(const typename P::Values& c,
                                                const typename P::Values& weight, float eps,
-                                               Scratch<P::kPerThread>& scratch) {
+                                               Scratch<P>& scratch) {
   constexpr float kInverseDim = 1.0f / P::kDim;
   const float r = exact::rms_scale(sum_of_squares<P>(c, scratch), kInverseDim, eps);
   typename P::Values y;
@@ -326,7 +365,7 @@ __device__ inline float butterfly_half(float own, float other, bool is_upper) {
 
 template <class P>
 __device__ inline typename P::Values hadamard(typename P::Values x,
-                                              Scratch<P::kPerThread>& scratch) {
+                                              Scratch<P>& scratch) {
 #pragma unroll
   for (int step = 1; step < P::kPerThread; step *= 2) {
 #pragma unroll
@@ -344,10 +383,10 @@ __device__ inline typename P::Values hadamard(typename P::Values x,
   }
   if constexpr (P::kWarps > 1) {
     static_assert(P::kWarps == 2);
-    float* entry = scratch.channels + P::entry_in_block() * P::kDim;
-    store_channels(entry + P::channel(), x);
+    store_channels(scratch.channels + P::channel(), x);
     P::sync();
-    const auto other = load_fresh<P::kPerThread>(entry + (P::channel() ^ (P::kDim / 2)));
+    const auto other =
+        load_fresh<P::kPerThread>(scratch.channels + (P::channel() ^ (P::kDim / 2)));
     const bool is_upper = P::channel() >= P::kDim / 2;
 #pragma unroll
     for (int k = 0; k < P::kPerThread; ++k) {
@@ -382,7 +421,15 @@ __device__ inline std::uint32_t tile_maximum(const Channels<kCount>& x, float fl
     const std::uint32_t magnitude = exact::bits(exact::magnitude(x.v[k]));
     most = max(most, magnitude > exact::kInfBits ? 0u : magnitude);
   }
-  return __reduce_max_sync(tile_lanes<kLanes>(), most);
+  if constexpr (kLanes >= kWarp / 2) {
+    return __reduce_max_sync(tile_lanes<kLanes>(), most);  // one a tile
+  } else {
+#pragma unroll
+    for (int bit = 1; bit < kLanes; bit *= 2) {
+      most = max(most, __shfl_xor_sync(kAllLanes, most, bit));
+    }
+    return most;
+  }
 }
 
 template <int kCount>
@@ -402,9 +449,6 @@ __device__ inline void report_nonfinite_tile(std::int32_t seat, DeviceReport* re
   atomicMin(&report->first_failing_seat, seat);
 }
 
-__device__ inline std::uint32_t join_bytes(std::uint8_t low, std::uint8_t high) {
-  return static_cast<std::uint32_t>(low) | static_cast<std::uint32_t>(high) << 8;
-}
 __device__ inline std::uint32_t join_halves(std::uint32_t low, std::uint32_t high) {
   return low | high << 16;
 }
@@ -412,11 +456,17 @@ __device__ inline std::uint32_t join_halves(std::uint32_t low, std::uint32_t hig
 // One byte of each channel, `of(k)`.
 template <int kCount, class Byte>
 __device__ inline void store_bytes(std::byte* to, const Byte& of) {
-  if constexpr (kCount == 4) {
-    *reinterpret_cast<std::uint32_t*>(to) =
-        join_halves(join_bytes(of(0), of(1)), join_bytes(of(2), of(3)));
+  const auto pair = [&](int k) {
+    return static_cast<std::uint32_t>(of(k)) | static_cast<std::uint32_t>(of(k + 1)) << 8;
+  };
+  if constexpr (kCount % 4 == 0) {
+    std::uint32_t words[kCount / 4];
+#pragma unroll
+    for (int k = 0; k < kCount; k += 4) words[k / 4] = join_halves(pair(k), pair(k + 2));
+    store_words(to, words);
   } else {
-    *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(join_bytes(of(0), of(1)));
+    static_assert(kCount == 2);
+    *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(pair(0));
   }
 }
 
@@ -429,7 +479,7 @@ __device__ inline MainEntry main_entry(const EntryPool& pool, std::int64_t locat
   return {pool.main_data(location), pool.main_scales(location)};
 }
 
-// Main or window entry by a block: `x` is normed and rotated. All threads call it.
+// Main or window entry: `x` is normed and rotated. All threads of the entry call it.
 template <class P>
 __device__ inline void store_main_entry(const MainEntry& entry, typename P::Values x,
                                         float scale_floor, std::int32_t seat,
@@ -449,14 +499,10 @@ __device__ inline void store_main_entry(const MainEntry& entry, typename P::Valu
     store_bytes<P::kPerThread>(entry.data + channel,
                                [&](int k) { return exact::quantise_main(x.v[k], scale); });
   } else {
-    std::uint32_t* tail = reinterpret_cast<std::uint32_t*>(entry.data + kNopeDim) +
-                          (channel - static_cast<int>(kNopeDim)) / 2;
-    if constexpr (P::kPerThread == 4) {
-      *reinterpret_cast<uint2*>(tail) =
-          make_uint2(join_halves(h[0], h[1]), join_halves(h[2], h[3]));
-    } else {
-      *tail = join_halves(h[0], h[1]);
-    }
+    std::uint32_t pairs[P::kPerThread / 2];
+#pragma unroll
+    for (int k = 0; k < P::kPerThread; k += 2) pairs[k / 2] = join_halves(h[k], h[k + 1]);
+    store_words(entry.data + kNopeDim + 2 * (channel - kNopeDim), pairs);
   }
   // The eighth tile is the rotated part: it has no scale, its byte is 0.
   if (P::thread() % kTileLanes == 0) {
@@ -468,33 +514,44 @@ __device__ inline void store_main_entry(const MainEntry& entry, typename P::Valu
   }
 }
 
-// Indexer entry: `x` is final, fp32. All threads of the entry call it.
+// Where an indexer entry lies; null: nowhere, and nothing is stored.
+struct IndexerEntry {
+  std::byte* values;
+  float* scale;
+};
+__device__ inline IndexerEntry indexer_entry(const EntryPool& pool, std::int64_t location) {
+  return {pool.indexer_values(location), reinterpret_cast<float*>(pool.indexer_scale(location))};
+}
+
+// Indexer entry: `x` is final, fp32. All threads of the entry call it, and of all entries that share
+// a warp.
 template <class P>
-__device__ inline void store_indexer_entry(const EntryPool& pool, std::int64_t location,
-                                           const typename P::Values& x, float scale_floor,
-                                           std::int32_t seat, DeviceReport* report,
-                                           Scratch<P::kPerThread>& scratch) {
-  std::uint32_t most = tile_maximum<kWarp>(x, scale_floor);
-  bool nonfinite = __any_sync(kAllLanes, has_nonfinite(x)) != 0;
+__device__ inline void store_indexer_entry(const IndexerEntry& entry, const typename P::Values& x,
+                                           float scale_floor, std::int32_t seat,
+                                           DeviceReport* report, Scratch<P>& scratch) {
+  constexpr int kLanes = P::kThreads < kWarp ? P::kThreads : kWarp;
+  std::uint32_t most = tile_maximum<kLanes>(x, scale_floor);
+  bool nonfinite = (__ballot_sync(kAllLanes, has_nonfinite(x)) & tile_lanes<kLanes>()) != 0;
   if constexpr (P::kWarps > 1) {
     static_assert(P::kWarps == 2);
     constexpr std::uint32_t kNonfinite = 0x80000000u;  // magnitudes leave this bit free
     if (threadIdx.x % kWarp == 0) {
-      scratch.maxima[threadIdx.x / kWarp] = most | (nonfinite ? kNonfinite : 0u);
+      scratch.maxima[P::warp()] = most | (nonfinite ? kNonfinite : 0u);
     }
     P::sync();
-    const std::uint32_t one = scratch.maxima[P::first_warp()];
-    const std::uint32_t other = scratch.maxima[P::first_warp() + 1];
+    const std::uint32_t one = scratch.maxima[0];
+    const std::uint32_t other = scratch.maxima[1];
     most = max(one & ~kNonfinite, other & ~kNonfinite);
     nonfinite = ((one | other) & kNonfinite) != 0;
   }
+  if (entry.values == nullptr) return;
   const float scale = exact::indexer_scale(exact::from_bits(most));
   const float inverse = exact::div(1.0f, scale);
-  store_bytes<P::kPerThread>(pool.indexer_values(location) + P::channel(), [&](int k) {
+  store_bytes<P::kPerThread>(entry.values + P::channel(), [&](int k) {
     return exact::quantise_indexer(x.v[k], scale, inverse);
   });
   if (P::thread() == 0) {
-    *reinterpret_cast<float*>(pool.indexer_scale(location)) = scale;
+    *entry.scale = scale;
     if (nonfinite) report_nonfinite_tile(seat, report);
   }
 }

@@ -90,8 +90,8 @@ QUIRE_HOST_DEVICE inline float max_num(float a, float b) {
   return b > a ? b : a;
 }
 
-// exp(x) for x <= 0 or NaN; relative error 9.9e-8; 0 below -87; exactly 1 at 0.
-QUIRE_HOST_DEVICE inline float exp0(float x) {
+// exp(x) for x <= 0, no NaN; relative error 9.9e-8; 0 below -87; exactly 1 at 0.
+QUIRE_HOST_DEVICE inline float exp0_of_number(float x) {
   const float t = fma(x, 0x1.715476p+0f, 0x1.8p+23f);
   const float n = sub(t, 0x1.8p+23f);
   float f = fma(x, 0x1.715476p+0f, -n);  // a plain sign: free, where negate() is an instruction
@@ -104,9 +104,14 @@ QUIRE_HOST_DEVICE inline float exp0(float x) {
   p = fma(p, f, 0x1.62e43p-1f);
   p = fma(p, f, 1.0f);
   const float scaled = from_bits(bits(p) + (bits(t) << 23));
-  // Selections, no branches: host loops over channels vectorise.
-  const float in_range = x < -87.0f ? 0.0f : scaled;
-  return x != x ? from_bits(kNanBits) : in_range;
+  // A selection, no branch: host loops over channels vectorise.
+  return x < -87.0f ? 0.0f : scaled;
+}
+
+// The same, and NaN for NaN.
+QUIRE_HOST_DEVICE inline float exp0(float x) {
+  const float e = exp0_of_number(x);
+  return x != x ? from_bits(kNanBits) : e;
 }
 
 // Softmax pooling of one channel as a fold over its tokens in ascending order.
@@ -120,16 +125,24 @@ QUIRE_HOST_DEVICE inline Fold fold_first(float score, float value) { return {sco
 
 // SPEC 3.7 has two exponentials, x and y. At least one of old.m and score equals m, and counts 1;
 // or m is NaN, and both exponentials are the same NaN. So one is computed, of the other.
+template <bool kWithNan = true>
 QUIRE_HOST_DEVICE inline Fold fold_next(const Fold& old, float score, float value) {
   const float m = max(old.m, score);
   const float lower = old.m == m ? score : old.m;
-  const float e = exp0(sub(lower, m));
+  const float d = sub(lower, m);
+  const float e = kWithNan ? exp0(d) : exp0_of_number(d);
   const float x = old.m == m ? 1.0f : e;
   const float y = score == m ? 1.0f : e;
   return {m, fma(old.z, x, y), fma(y, value, mul(old.a, x))};
 }
 
 QUIRE_HOST_DEVICE inline float fold_entry(const Fold& fold) { return div(fold.a, fold.z); }
+
+// Behind folds without NaN: once m is NaN it stays so, z and a are undefined, and the entry of any
+// number of rows but one is NaN.
+QUIRE_HOST_DEVICE inline float fold_entry_without_nan(const Fold& fold) {
+  return is_nan(fold.m) ? from_bits(kNanBits) : fold_entry(fold);
+}
 
 // 1 / rms from the tree sum of squares over 1/d = `inverse_dim`.
 QUIRE_HOST_DEVICE inline float rms_scale(float sum, float inverse_dim, float eps) {

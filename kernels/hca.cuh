@@ -11,7 +11,6 @@
 
 namespace quire::cuda {
 
-inline constexpr int kRowsAhead = 2;  // rows in registers
 inline constexpr int kHcaWindow = kHcaRule.ratio;
 
 // --- Banks ---
@@ -85,16 +84,16 @@ __device__ inline void load_hca_bias(HcaRow<P>& row, const HcaPart& part, const 
                                      int i) {
   row.bias = load_hca_bias<P>(part, span.position + i);
 }
-template <class P>
+template <class P, bool kWithNan = true>
 __device__ inline void fold_hca_row(Folds<P::kPerThread>& folds, bool is_first,
                                     const HcaRow<P>& row) {
-  fold_row(folds, is_first, row.score, row.bias, row.value);
+  fold_row<kWithNan>(folds, is_first, row.score, row.bias, row.value);
 }
 
 // --- Short spans ---
 
 // Rows that a short batch row has in flight at once.
-template <class P>
+template <class P, int kRowsAhead>
 struct ShortRows {
   HcaRow<P> row[kRowsAhead];
 
@@ -109,10 +108,11 @@ struct ShortRows {
 
 // Folds a span of any windows; `folded(i)` sees the folds behind each row. The bias of the first
 // kRowsAhead rows is loaded. After the wait.
-template <class P, class Folded>
-__device__ inline void fold_short(Folds<P::kPerThread>& folds, ShortRows<P>& rows,
+template <class P, int kRowsAhead, class Folded>
+__device__ inline void fold_short(Folds<P::kPerThread>& folds, ShortRows<P, kRowsAhead>& rows,
                                   const HcaPart& part, const HcaSpan& span,
                                   const Folded& folded) {
+#pragma unroll 1
   for (int i = 0; i < span.count; i += kRowsAhead) {
     if (i > 0) rows.load_bias(part, span, i);
 #pragma unroll

@@ -1,6 +1,5 @@
-// Long spans of HCA rows, through shared memory: there is one block for one or two entries, so
-// threads are few and each has much to wait for. The next rows are on their way while a thread folds
-// the one in front. Two entries share their bias rows, which halves what those cost the L2.
+// Long spans of HCA rows, through shared memory: a block folds one entry, so threads are few and each
+// has much to wait for. The next rows are on their way while it folds the one in front.
 #pragma once
 
 #include <cstdint>
@@ -14,112 +13,78 @@ namespace quire::cuda {
 inline constexpr int kStages = 8;  // rows on their way
 using StreamPlace = MainPlace<4>;  // copies of 16 bytes
 
-// Window rows on their way: of each entry values and scores, and the bias. Each thread reads what it
-// has copied itself, so no barrier is needed.
-template <int kEntries>
-struct alignas(16) HcaStages {
+// Rows on their way: values, scores and bias of each. Each thread reads what it has copied itself, so
+// no barrier is needed.
+struct alignas(kLineBytes) HcaStages {
   static constexpr int kRow = static_cast<int>(kHeadDim * sizeof(float));
-  std::byte bytes[kStages][(2 * kEntries + 1) * kRow];
+  std::byte bytes[kStages][3 * kRow];
 };
 
-// A span inside one pooling window: rows [first, end) of the window.
-struct WindowSpan {
-  std::int64_t input_row = 0;  // of window row 0, had it been in this step
-  int first = 0;
-  int end = 0;
-
-  __device__ bool has(int row) const { return row >= first && row < end; }
-};
-
-__device__ inline WindowSpan window_span(const HcaSpan& span) {
-  const int first = span.position % kHcaWindow;
-  return {span.input_row - first, first, first + span.count};
-}
-
-// The thread's part of the rows of kEntries spans, window row after window row. After the wait.
-template <int kEntries, ElementType kType>
+// The thread's part of the rows of a span that lies in one pooling window. After the wait.
+template <ElementType kType>
 class HcaRows {
  public:
   using P = StreamPlace;
 
-  __device__ HcaRows(HcaStages<kEntries>& stages, const HcaPart& part,
-                     const WindowSpan (&spans)[kEntries])
-      : stages_(stages.bytes[0]), spans_(spans), bias_(part.bias + P::channel()),
-        stride_bytes_(part.rows.stride * kBytes) {
-    const std::byte* rows = static_cast<const std::byte*>(part.rows.data) + P::channel() * kBytes;
-    begin_ = kHcaWindow;
-    end_ = 0;
-#pragma unroll
-    for (int e = 0; e < kEntries; ++e) {
-      from_[e] = rows + spans[e].input_row * stride_bytes_;
-      if (spans[e].first < spans[e].end) {
-        begin_ = min_of(begin_, spans[e].first);
-        end_ = max_of(end_, spans[e].end);
-      }
-    }
-    sent_ = begin_;
+  // Sends the first rows.
+  __device__ HcaRows(HcaStages& stages, const HcaPart& part, const HcaSpan& span)
+      : begins_(span.position % kHcaWindow == 0),
+        count_(span.count),
+        left_(span.count),
+        stages_(stages.bytes[0]),
+        row_(static_cast<const std::byte*>(part.rows.data) +
+             (span.input_row * part.rows.stride + P::channel()) * kBytes),
+        stride_bytes_(part.rows.stride * kBytes),
+        bias_(part.bias + (span.position % kHcaWindow) * kHeadDim + P::channel()) {
 #pragma unroll
     for (int k = 0; k < kStages; ++k) send(k);
   }
 
-  // Folds all rows of every span into its folds.
-  __device__ void fold(Folds<P::kPerThread> (&folds)[kEntries]) {
-    int stage = 0;
-    for (int row = begin_; row < end_; ++row) {
-      wait_for_copies<kStages - 1>();
-      HcaRow<P> rows[kEntries];
-      bool all = true;
+  // Folds them all; without NaN (exact::fold_next) where they end in an entry.
+  template <bool kWithNan>
+  __device__ void fold(Folds<P::kPerThread>& folds) {
+    wait_for_copies<kStages - 1>();
+    HcaRow<P> next = read(0);
+    for (int i = 0; i < count_; i += kStages) {
 #pragma unroll
-      for (int e = 0; e < kEntries; ++e) {
-        rows[e] = read(stage, e);
-        all = all && spans_[e].has(row);
-      }
-      send(stage);  // into the stage just read
-      stage = stage + 1 == kStages ? 0 : stage + 1;
-      if (all) {  // together: the entries fill each other's latencies
-#pragma unroll
-        for (int e = 0; e < kEntries; ++e) fold_hca_row<P>(folds[e], row == 0, rows[e]);
-      } else {
-#pragma unroll
-        for (int e = 0; e < kEntries; ++e) {
-          if (spans_[e].has(row)) fold_hca_row<P>(folds[e], row == 0, rows[e]);
-        }
+      for (int k = 0; k < kStages; ++k) {
+        if (i + k >= count_) return;
+        const HcaRow<P> row = next;
+        send(k);  // into the stage just read
+        wait_for_copies<kStages - 1>();
+        next = read((k + 1) % kStages);  // behind the end: nothing, which nobody folds
+        fold_hca_row<P, kWithNan>(folds, k == 0 && i == 0 && begins_, row);
       }
     }
   }
 
  private:
   static constexpr int kBytes = kType == ElementType::kFloat32 ? 4 : 2;  // of an element
-  static constexpr int kRow = HcaStages<kEntries>::kRow;
-  static constexpr int kPieceBytes = P::kPerThread * kBytes;
+  static constexpr int kRow = HcaStages::kRow;
 
   // The next row, where there is one.
   __device__ void send(int stage) {
-    if (sent_ < end_) {
-#pragma unroll
-      for (int e = 0; e < kEntries; ++e) {
-        if (!spans_[e].has(sent_)) continue;
-        const std::byte* from = from_[e] + sent_ * stride_bytes_;
-        std::byte* to = at(stage, 2 * e) + P::channel() * kBytes;
-        copy_to_shared<kPieceBytes, false>(to, from);
-        copy_to_shared<kPieceBytes, false>(to + kRow, from + kHeadDim * kBytes);
-      }
-      copy_to_shared<P::kPerThread * 4, true>(at(stage, 2 * kEntries) + P::channel() * 4,
-                                              bias_ + sent_ * kHeadDim);
-      ++sent_;
+    if (left_ > 0) {
+      std::byte* to = at(stage) + P::channel() * kBytes;
+      copy_to_shared<P::kPerThread * kBytes, false>(to, row_);
+      copy_to_shared<P::kPerThread * kBytes, false>(to + kRow, row_ + kHeadDim * kBytes);
+      copy_to_shared<P::kPerThread * 4, true>(at(stage) + 2 * kRow + P::channel() * 4, bias_);
+      row_ += stride_bytes_;
+      bias_ += kHeadDim;
+      --left_;
     }
     commit_copies();
   }
 
-  __device__ HcaRow<P> read(int stage, int e) const {
-    const std::byte* from = at(stage, 2 * e) + P::channel() * kBytes;
+  __device__ HcaRow<P> read(int stage) const {
+    const std::byte* from = at(stage) + P::channel() * kBytes;
     return {of(from), of(from + kRow),
-            load_fresh<P::kPerThread>(reinterpret_cast<const float*>(at(stage, 2 * kEntries)) +
+            load_fresh<P::kPerThread>(reinterpret_cast<const float*>(at(stage) + 2 * kRow) +
                                       P::channel())};
   }
 
-  __device__ std::byte* at(int stage, int part) const {
-    return stages_ + stage * static_cast<int>(sizeof(HcaStages<kEntries>::bytes[0])) + part * kRow;
+  __device__ std::byte* at(int stage) const {
+    return stages_ + stage * static_cast<int>(sizeof(HcaStages::bytes[0]));
   }
   __device__ static P::Values of(const std::byte* from) {
     if constexpr (kType == ElementType::kFloat32) {
@@ -129,12 +94,12 @@ class HcaRows {
     }
   }
 
+  bool begins_;
+  int count_, left_;
   std::byte* stages_;
-  const WindowSpan (&spans_)[kEntries];
-  const std::byte* from_[kEntries];
-  const float* bias_;
+  const std::byte* row_;
   std::int64_t stride_bytes_;
-  int begin_, end_, sent_;
+  const float* bias_;
 };
 
 // Calls `call` with the rows' type as a constant.

@@ -33,14 +33,15 @@ __device__ inline int score_channel(int i) {
   return 2 * P::kDim + value_channel<P>(i);
 }
 
-template <int kCount>
+// Without NaN (exact::fold_next) where the folds end in an entry, and are not kept.
+template <bool kWithNan = true, int kCount>
 __device__ inline void fold_row(Folds<kCount>& folds, bool is_first, const Channels<kCount>& score,
                                 const Channels<kCount>& bias, const Channels<kCount>& value) {
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
     const float s = exact::add(score.v[k], bias.v[k]);
-    folds.of[k] =
-        is_first ? exact::fold_first(s, value.v[k]) : exact::fold_next(folds.of[k], s, value.v[k]);
+    folds.of[k] = is_first ? exact::fold_first(s, value.v[k])
+                           : exact::fold_next<kWithNan>(folds.of[k], s, value.v[k]);
   }
 }
 
@@ -59,15 +60,16 @@ __device__ inline void fold_rows(Folds<kCount>& folds, const Channels<kCount> (&
   for (int i = 0; i < kC4Window; ++i) {
     // Only these two can be first: the others need no check.
     const bool is_first = (i == 0 || i == kC4Overlap) && i == first;
-    if (i >= begin && i < end) fold_row(folds, is_first, score[i], bias[i], value[i]);
+    if (i >= begin && i < end) fold_row<false>(folds, is_first, score[i], bias[i], value[i]);
   }
 }
 
+// Of folds with or without NaN.
 template <int kCount>
 __device__ inline Channels<kCount> pooled(const Folds<kCount>& folds) {
   Channels<kCount> entry;
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) entry.v[k] = exact::fold_entry(folds.of[k]);
+  for (int k = 0; k < kCount; ++k) entry.v[k] = exact::fold_entry_without_nan(folds.of[k]);
   return entry;
 }
 

@@ -12,8 +12,6 @@
 
 namespace quire::cuda {
 
-inline constexpr int kLineBytes = 128;
-
 // Line `line` of `floats` floats; null or behind them: nothing.
 __device__ inline void prefetch_line(const float* from, std::int64_t floats, int line) {
   constexpr int kLineFloats = kLineBytes / static_cast<int>(sizeof(float));
@@ -22,58 +20,61 @@ __device__ inline void prefetch_line(const float* from, std::int64_t floats, int
       __cvta_generic_to_global(from + line * kLineFloats)));
 }
 
-// The rows before the closing one as runs of lines: values and scores of each, main, then indexer.
-inline constexpr int kOlderRows = kC4Window - 1;
-inline constexpr int kStateRuns = 2 * kOlderRows;
-
-// By one warp.
-__device__ inline void prefetch_state_run(const NextLayer& next, const TokenRecord& token,
-                                          int run) {
-  const bool main = run < kStateRuns;
-  const float* state = main ? next.csa_state : next.indexer_state;
-  const std::int64_t dim = main ? kHeadDim : kIndexerDim;
-  const int i = run % kStateRuns / 2;
-  if (state == nullptr || i < first_window_row(token.position) ||
-      i >= window_len(kCsaRule, token.index)) {
-    return;
+// Values and scores of the rows before the closing one, as far as earlier steps wrote them.
+template <std::int64_t kDim>
+__device__ inline void prefetch_older_rows(const float* state, std::int32_t ring_tokens,
+                                           const TokenRecord& token, int lane) {
+  constexpr int kOlder = kC4Window - 1;
+  constexpr int kQuarterLines = static_cast<int>(kDim) * static_cast<int>(sizeof(float)) / kLineBytes;
+  if (state == nullptr) return;
+  const int first = first_window_row(token.position);
+  const int end = min_of(window_len(kCsaRule, token.index), kOlder);
+  const std::int32_t oldest = (token.position + ring_tokens - kOlder) % ring_tokens;
+  const float* ring = state + std::int64_t{token.seat} * ring_tokens * (4 * kDim);
+#pragma unroll
+  for (int n = 0; n < 2 * kOlder * kQuarterLines; n += kWarp) {
+    const int run = (n + lane) / kQuarterLines;
+    const int i = run / 2;
+    if (i < first || i >= end) continue;
+    const std::int32_t at = oldest + i < ring_tokens ? oldest + i : oldest + i - ring_tokens;
+    const int quarter = 2 * (run % 2) + (i < kC4Overlap ? 0 : 1);
+    prefetch_line(ring + (4 * at + quarter) * kDim, kDim, lane % kQuarterLines);
   }
-  const std::int32_t position = token.position - kOlderRows + i;
-  const std::int64_t row =
-      std::int64_t{token.seat} * next.csa_ring_tokens + position % next.csa_ring_tokens;
-  const int quarter = 2 * (run % 2) + (i < kC4Overlap ? 0 : 1);
-  prefetch_line(state + (4 * row + quarter) * dim, dim, static_cast<int>(threadIdx.x % kWarp));
 }
 
 // The fold and the bias row of an HCA layer.
-__device__ inline void prefetch_fold(const NextLayer& next, const TokenRecord& token, int line) {
+__device__ inline void prefetch_fold(const NextLayer& next, const TokenRecord& token, int lane) {
+  if (next.hca_state == nullptr) return;
   const std::int32_t in_window = token.position % kHcaRule.ratio;
-  prefetch_line(next.hca_bias + in_window * kHeadDim, kHeadDim, line);
+  prefetch_line(next.hca_bias + in_window * kHeadDim, kHeadDim, lane);
   if (token.index > 0 || in_window == 0) return;
   const std::int64_t bank =
       std::int64_t{token.seat} * next.hca_banks + token.position % next.hca_banks;
-  prefetch_line(next.hca_state + bank * kHcaBankFloats, kHcaBankFloats, line);
+  const float* fold = next.hca_state + bank * kHcaBankFloats;
+  prefetch_line(fold, kHcaBankFloats, lane);
+  prefetch_line(fold, kHcaBankFloats, lane + kWarp);
 }
 
-__device__ inline void prefetch_weights(const NextLayer& next, int line) {
-  prefetch_line(next.window_norm, kHeadDim, line);
-  prefetch_line(next.csa_norm, kHeadDim, line);
-  prefetch_line(next.csa_bias, kC4Window * kHeadDim, line);
-  prefetch_line(next.indexer_norm, kIndexerDim, line);
-  prefetch_line(next.indexer_bias, kC4Window * kIndexerDim, line);
-  prefetch_line(next.hca_norm, kHeadDim, line);
-}
-
-// All threads of the token's block call it, where the token lives.
-__device__ inline void prefetch_next(const NextLayer& next, const TokenRecord& token) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warps = static_cast<int>(blockDim.x) / kWarp;
-  if (token.csa_location >= 0) {
-    for (int run = thread / kWarp; run < 2 * kStateRuns; run += warps) {
-      prefetch_state_run(next, token, run);
-    }
+__device__ inline void prefetch_weights(const NextLayer& next, int lane) {
+  prefetch_line(next.window_norm, kHeadDim, lane);
+  prefetch_line(next.csa_norm, kHeadDim, lane);
+  prefetch_line(next.indexer_norm, kIndexerDim, lane);
+  prefetch_line(next.hca_norm, kHeadDim, lane);
+  prefetch_line(next.indexer_bias, kC4Window * kIndexerDim, lane);
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    prefetch_line(next.csa_bias, kC4Window * kHeadDim, n * kWarp + lane);
   }
-  if (next.hca_state != nullptr) prefetch_fold(next, token, thread);
-  if (blockIdx.x + 1 == gridDim.x) prefetch_weights(next, thread);
+}
+
+// By one warp, for a token that lives.
+__device__ inline void prefetch_next(const NextLayer& next, const TokenRecord& token) {
+  const int lane = static_cast<int>(threadIdx.x % kWarp);
+  if (blockIdx.x == 0) prefetch_weights(next, lane);
+  prefetch_fold(next, token, lane);
+  if (token.csa_location < 0) return;
+  prefetch_older_rows<kHeadDim>(next.csa_state, next.csa_ring_tokens, token, lane);
+  prefetch_older_rows<kIndexerDim>(next.indexer_state, next.csa_ring_tokens, token, lane);
 }
 
 }  // namespace quire::cuda

@@ -9,13 +9,15 @@
 namespace quire::cuda {
 namespace {
 
+constexpr int kThreads = 128;
+
 template <class P>
-__global__ void __launch_bounds__(P::kBlockThreads)
+__global__ void __launch_bounds__(kThreads)
     store_rows(const __grid_constant__ StoreParams params) {
-  __shared__ Scratch<P::kPerThread> scratch;
+  __shared__ Scratch<P> scratch;
   pdl_wait();
   pdl_trigger();
-  const std::int64_t row = P::entry(blockIdx.x);
+  const std::int64_t row = std::int64_t{blockIdx.x} * (kThreads / P::kThreads) + threadIdx.x / P::kThreads;
   if (row >= params.rows) return;
   const std::int64_t location = params.wide_locations
                                     ? static_cast<const std::int64_t*>(params.locations)[row]
@@ -26,7 +28,8 @@ __global__ void __launch_bounds__(P::kBlockThreads)
   if constexpr (P::kDim == kHeadDim) {
     store_main_entry<P>(main_entry(params.pool, location), x, params.scale_floor, 0, nullptr);
   } else {
-    store_indexer_entry<P>(params.pool, location, x, params.scale_floor, 0, nullptr, scratch);
+    store_indexer_entry<P>(indexer_entry(params.pool, location), x, params.scale_floor, 0, nullptr,
+                           scratch);
   }
 }
 
@@ -37,14 +40,14 @@ constexpr auto kStoreIndexer = &store_rows<KeysPlace<kPerThread>>;
 }  // namespace
 
 void launch_store_flashmla(const StoreParams& params, Pdl pdl, cudaStream_t stream) {
-  launch(kStoreFlashmla, linear_grid(params.rows), dim3(MainPlace<kPerThread>::kBlockThreads), 0,
-         stream, pdl != Pdl::kOff, params);
+  launch(kStoreFlashmla, linear_grid(params.rows), dim3(kThreads), 0, stream,
+         pdl != Pdl::kOff, params);
 }
 
 void launch_store_indexer(const StoreParams& params, Pdl pdl, cudaStream_t stream) {
-  using P = KeysPlace<kPerThread>;
-  launch(kStoreIndexer, linear_grid(ceil_div<std::int64_t>(params.rows, P::kEntriesPerBlock)),
-         dim3(P::kBlockThreads), 0, stream, pdl != Pdl::kOff, params);
+  constexpr int kRowsPerBlock = kThreads / KeysPlace<kPerThread>::kThreads;
+  launch(kStoreIndexer, linear_grid(ceil_div<std::int64_t>(params.rows, kRowsPerBlock)),
+         dim3(kThreads), 0, stream, pdl != Pdl::kOff, params);
 }
 
 void load_store_kernels() {

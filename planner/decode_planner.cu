@@ -18,6 +18,8 @@ __device__ void finish_decode_plan(const PlanParams& params) {
   header.short_rows = params.shape.rows;
   header.csa_entries = 0;
   header.hca_entries = 0;
+  header.used_tokens = params.shape.tokens;
+  header.used_rows = params.shape.rows;
   params.plan.views.cu_extend[params.shape.rows] = params.shape.rows * params.shape.tokens_per_row;
 }
 

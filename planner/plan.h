@@ -62,7 +62,9 @@ struct PlanHeader {
   std::int32_t short_rows;     // ragged: leading batch rows that read the ring
   std::int32_t csa_entries;    // live records of the compact list
   std::int32_t hca_entries;    // likewise
-  std::int32_t reserved[8];
+  std::int32_t used_tokens;    // input rows up to the end of the last batch row that has any
+  std::int32_t used_rows;      // batch rows up to the last that has a seat
+  std::int32_t reserved[6];
 };
 static_assert(sizeof(PlanHeader) == 64);
 

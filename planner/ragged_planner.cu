@@ -47,7 +47,7 @@ struct Shared {
   BatchRowRecord own[2]
                     [kOwnRows];   // of this tile and of the one before, which others may still read
   TokenRecord records[kThreads];  // on their way to memory
-  std::int32_t short_rows;
+  std::int32_t short_rows, used_rows;
 };
 
 struct Sums {
@@ -83,14 +83,21 @@ __device__ void write_own_row(const PlanParams& params, std::int32_t batch_row,
   add_to_report(*params.plan.report, report_counter(*params.plan.report, resolved.why), row.seat);
 }
 
-// The first long row of the tile; whole warps. A minimum: the same whoever comes first.
-__device__ void note_long_row(Shared& shared, std::int32_t first_row, const bool* is_long) {
-  const unsigned lanes = __ballot_sync(~0u, is_long[0] || is_long[1]);
+// The first long row of the tile and the last with a seat; whole warps. A minimum and a maximum: the
+// same whoever comes first.
+__device__ void note_rows(Shared& shared, std::int32_t first_row, const bool* is_long,
+                          const AppliedRow* applied) {
   static_assert(kRowsPerThread == 2);
-  if (lanes == 0 || threadIdx.x % 32 != static_cast<unsigned>(__ffs(static_cast<int>(lanes)) - 1)) {
-    return;
+  const std::int32_t used = applied[1].seat >= 0 ? 2 : applied[0].seat >= 0 ? 1 : 0;
+  const unsigned long_lanes = __ballot_sync(~0u, is_long[0] || is_long[1]);
+  const unsigned used_lanes = __ballot_sync(~0u, used > 0);
+  const auto lane = static_cast<int>(threadIdx.x % 32);
+  if (lane == __ffs(static_cast<int>(long_lanes)) - 1) {
+    atomicMin(&shared.short_rows, first_row + (is_long[0] ? 0 : 1));
   }
-  atomicMin(&shared.short_rows, first_row + (is_long[0] ? 0 : 1));
+  if (lane == 31 - __clz(static_cast<int>(used_lanes))) {
+    atomicMax(&shared.used_rows, first_row + used);
+  }
 }
 
 // Sums over the rows of one tile, behind `before`: holds and writes what is this block's. Returns
@@ -127,7 +134,7 @@ __device__ Sums plan_tile(const PlanParams& params, const AppliedPlan& plan,
   EntryScan(shared.entry_scan)
       .ExclusiveScan(entries, entries_before, EntryCounts{}, AddSums{}, tile_entries);
 
-  if (blockIdx.x == 0) note_long_row(shared, first_row, is_long);
+  if (blockIdx.x == 0) note_rows(shared, first_row, is_long, applied);
   const std::uint32_t first_own = first_own_row(tile);
   for (int i = 0; i < kRowsPerThread; ++i) {
     const std::int32_t r = first_row + i;
@@ -245,7 +252,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ Shared shared;
   before_stores();
   if (threadIdx.x < kWarps) shared.begins[threadIdx.x] = 0;
-  if (threadIdx.x == 0) shared.short_rows = params.shape.rows;
+  if (threadIdx.x == 0) {
+    shared.short_rows = params.shape.rows;
+    shared.used_rows = 0;
+  }
   __syncthreads();
   constexpr int kTokens = kReadLists ? kListTokens : kThreads;
   const TokenRange tokens{std::int64_t{blockIdx.x} * kTokens, kTokens};
@@ -272,6 +282,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   // Fields that no thread of this kernel reads.
   params.plan.header->steps_at_plan = plan.steps_left;
   params.plan.header->short_rows = shared.short_rows;
+  params.plan.header->used_rows = shared.used_rows;
+  params.plan.header->used_tokens = ragged_first_token(params, all.tokens);
   params.plan.header->csa_entries = csa_entries;
   params.plan.header->hca_entries = hca_entries;
   params.plan.views.cu_extend[params.shape.rows] = ragged_first_token(params, all.tokens);

@@ -110,7 +110,8 @@ class Layer {
     const DeviceArray<PlanRecord> entries(backend_, stream_, plan.csa_entries);
     const std::vector<PlanHeader> headers{
         {plan.shape.rows, plan.shape.tokens_per_row, plan.shape.tokens, 1, 1, 0,
-         static_cast<std::int32_t>(plan.csa_entries.size()), 0, {}}};
+         static_cast<std::int32_t>(plan.csa_entries.size()), 0, plan.shape.tokens, plan.shape.rows,
+         {}}};
     const DeviceArray<PlanHeader> header(backend_, stream_, headers);
 
     AppendParams params = common_params();

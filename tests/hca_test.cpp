@@ -73,6 +73,9 @@ class Layer {
     header.tokens_per_row = shape.tokens_per_row;
     header.tokens = shape.tokens;
     header.steps_left = header.steps_at_plan = 1;
+    header.hca_entries = static_cast<std::int32_t>(plan.size()) - 1;  // behind them is padding
+    header.used_tokens = shape.tokens;
+    header.used_rows = shape.rows;
     const std::vector<PlanHeader> headers{header};
     const DeviceArray<PlanHeader> header_there(backend_, stream_, headers);
     const DeviceArray<BatchRowRecord> rows_there(backend_, stream_, row_records);

@@ -164,7 +164,8 @@ std::vector<std::uint8_t> append_on_backend(const Golden& golden, BiasOrder orde
   std::vector<float> input = golden.rows.values;
   input.insert(input.end(), static_cast<std::size_t>(4 * golden.d), NAN);
   const std::vector<BatchRowRecord> rows{row};
-  const std::vector<PlanHeader> headers{{1, 0, golden.tokens + 1, 1, 1, 0, golden.entries, 0, {}}};
+  const std::vector<PlanHeader> headers{
+      {1, 0, golden.tokens + 1, 1, 1, 0, golden.entries, 0, golden.tokens + 1, 1, {}}};
   DeviceArray<PlanHeader> header(backend, stream, headers);
   DeviceArray<BatchRowRecord> row_records(backend, stream, rows);
   DeviceArray<TokenRecord> token_records(backend, stream, tokens);

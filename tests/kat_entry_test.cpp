@@ -56,7 +56,7 @@ std::vector<std::uint8_t> append_entry(const Entry& entry, std::int64_t d,
   }
   DeviceArray<BatchRowRecord> row_records(backend, stream, row);
   DeviceArray<TokenRecord> token_records(backend, stream, records);
-  const std::vector<PlanHeader> headers{{1, tokens, tokens, 1, 1, 0, 0, 0, {}}};
+  const std::vector<PlanHeader> headers{{1, tokens, tokens, 1, 1, 0, 0, 0, tokens, 1, {}}};
   DeviceArray<PlanHeader> header(backend, stream, headers);
   DeviceArray<DeviceReport> report(backend, stream, 1, 0);
 

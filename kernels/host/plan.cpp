@@ -47,6 +47,8 @@ void plan_decode(const PlanParams& params) {
   params.plan.header->short_rows = shape.rows;
   params.plan.header->csa_entries = 0;
   params.plan.header->hca_entries = 0;
+  params.plan.header->used_tokens = shape.tokens;
+  params.plan.header->used_rows = shape.rows;
 }
 
 // Pads a compact list behind its entries; returns how many of them it holds.
@@ -62,6 +64,7 @@ void plan_ragged(const PlanParams& params) {
   std::int64_t before = 0;
   EntryCounts entries;
   std::int32_t short_rows = shape.rows;
+  std::int32_t used_rows = 0;
   for (std::int32_t r = 0; r < shape.rows; ++r) {
     const AppliedRow applied_to = applied_row(params.plan, applied, r);
     const SeatState state = seat_state(params.table, applied_to.seat);
@@ -77,6 +80,7 @@ void plan_ragged(const PlanParams& params) {
     }
     entries = entries + entries_closed_by(row);
     if (!is_short(params.geometry, applied_to.tokens)) short_rows = std::min(short_rows, r);
+    if (applied_to.seat >= 0) used_rows = r + 1;
   }
   const std::int32_t tokens = ragged_first_token(params, before);
   for (std::int32_t token = tokens; token < shape.tokens; ++token) {
@@ -84,6 +88,8 @@ void plan_ragged(const PlanParams& params) {
   }
   params.plan.views.cu_extend[shape.rows] = tokens;
   params.plan.header->short_rows = short_rows;
+  params.plan.header->used_tokens = tokens;
+  params.plan.header->used_rows = used_rows;
   params.plan.header->csa_entries =
       pad_entries(params.plan.csa_entries, entries.csa, params.csa_entry_capacity);
   params.plan.header->hca_entries =

@@ -112,10 +112,9 @@ TEST_CASE("the fold gives the known bits for 4, 8 and 128 rows on the GPU") {
   }
 }
 
-// A block holds one entry of 512 channels, or the same one of 128 four times.
 template <class P>
 __global__ void norm_kernel(const float* in, const float* weight, float* out) {
-  __shared__ cuda::Scratch<P::kPerThread> scratch;
+  __shared__ cuda::Scratch<P> scratch;
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * P::kDim + P::channel();
   const auto y = cuda::normalise<P>(cuda::load_fresh<P::kPerThread>(in + at),
                                     cuda::load_fresh<P::kPerThread>(weight + at), 1e-6f,
@@ -131,7 +130,7 @@ void check_norm(const std::string& name) {
   const auto in = f.array(input.values);
   const auto weight = f.array(kat<float>(name + "_weight").values);
   const auto rows = static_cast<unsigned>(input.dim(0));
-  norm_kernel<P><<<rows, P::kBlockThreads, 0, f.stream.view().cuda()>>>(in.data(), weight.data(),
+  norm_kernel<P><<<rows, P::kThreads, 0, f.stream.view().cuda()>>>(in.data(), weight.data(),
                                                                        out.data());
   QUIRE_CUDA_CHECK(cudaGetLastError());
   f.stream.wait();
@@ -166,7 +165,7 @@ TEST_CASE("rotations give the known bits on the GPU") {
 
 template <class P>
 __global__ void hadamard_kernel(const float* in, float* out) {
-  __shared__ cuda::Scratch<P::kPerThread> scratch;
+  __shared__ cuda::Scratch<P> scratch;
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * P::kDim + P::channel();
   cuda::store_channels(out + at,
                        cuda::hadamard<P>(cuda::load_fresh<P::kPerThread>(in + at), scratch));
@@ -180,7 +179,7 @@ void check_hadamard() {
   auto out = f.empty<float>(in.size());
   const auto rows = static_cast<unsigned>(input.dim(0));
   hadamard_kernel<P>
-      <<<rows, P::kBlockThreads, 0, f.stream.view().cuda()>>>(in.data(), out.data());
+      <<<rows, P::kThreads, 0, f.stream.view().cuda()>>>(in.data(), out.data());
   QUIRE_CUDA_CHECK(cudaGetLastError());
   f.stream.wait();
   check_floats(out.download(), kat<float>("hadamard_out").values);

@@ -17,7 +17,7 @@ inline void reference_apply(PlanImage& image, const StepUpdate& update) {
   const PlanPlaces at = image.places();
   const StepShape shape = update.shape();
   *at.plan.header = PlanHeader{
-      shape.rows, shape.tokens_per_row, shape.tokens, update.header().repeat, 0, 0, 0, 0, {}};
+      shape.rows, shape.tokens_per_row, shape.tokens, update.header().repeat, 0, 0, 0, 0, 0, 0, {}};
   *at.plan.report = DeviceReport{0, 0, 0, 0, 0, 0, INT32_MAX, 0, {}};
   std::fill_n(at.plan.row_seats, shape.rows, -1);
   std::fill_n(at.plan.row_tokens, shape.rows, 0);
@@ -56,12 +56,17 @@ class ReferencePlanner {
     for (std::int32_t r = shape_.rows - 1; r >= 0; --r) {
       if (!decode() && applied_tokens(r) > geometry_.draft_max + 1) header.short_rows = r;
     }
+    header.used_rows = shape_.rows;
+    while (!decode() && header.used_rows > 0 && applied_seat(header.used_rows - 1) < 0) {
+      --header.used_rows;
+    }
     for (std::int32_t r = 0; r < shape_.rows; ++r) {
       if (decode()) next_token = r * shape_.tokens_per_row;
       batch_row(r, next_token);
       next_token += decode() ? shape_.tokens_per_row : applied_tokens(r);
     }
     at_.plan.views.cu_extend[shape_.rows] = next_token;
+    header.used_tokens = next_token;
     header.csa_entries = decode() ? 0 : static_cast<std::int32_t>(csa_entries_.size());
     header.hca_entries = decode() ? 0 : static_cast<std::int32_t>(hca_entries_.size());
     header.steps_at_plan = header.steps_left;

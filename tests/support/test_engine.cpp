@@ -21,11 +21,15 @@ float plain_value(std::uint32_t hash) {
 }
 
 std::uint32_t row_bits(RowStyle style, std::uint32_t hash) {
-  if (style == RowStyle::kNasty && hash % 1021 < 8) {
-    constexpr std::uint32_t kSpecial[8] = {
-        0x7FC00000u, 0xFFC12345u, 0x7F800001u, 0x7F800000u,   // NaNs (one signalling), +inf
-        0xFF800000u, 0x80000000u, 0x00000123u, 0x80400000u};  // -inf, -0, subnormals
-    return kSpecial[hash % 1021];
+  constexpr std::uint32_t kFinite = 5;  // from here on
+  constexpr std::uint32_t kSpecial[8] = {
+      0x7FC00000u, 0xFFC12345u, 0x7F800001u, 0x7F800000u,   // NaNs (one signalling), +inf
+      0xFF800000u, 0x80000000u, 0x00000123u, 0x80400000u};  // -inf, -0, subnormals
+  const std::uint32_t special = hash % 1021;
+  if (style == RowStyle::kNasty && special < 8) return kSpecial[special];
+  if (style == RowStyle::kRare) {
+    if (hash % 65521 == 0) return kSpecial[hash / 65521 % kFinite];
+    if (special >= kFinite && special < 8) return kSpecial[special];
   }
   return std::bit_cast<std::uint32_t>(plain_value(hash));
 }

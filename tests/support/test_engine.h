@@ -19,8 +19,9 @@ namespace quire::test {
 std::uint32_t hash32(std::uint32_t x);
 
 // Values of the rows: kPlain looks like a model's; kNasty also has NaN (quiet and signalling),
-// infinities, -0 and subnormals.
-enum class RowStyle { kPlain, kNasty };
+// infinities, -0 and subnormals. As the norm spreads a NaN, all entries of kNasty rows are NaN; of
+// kRare rows, which have one NaN or infinity in 65,521 values, few are.
+enum class RowStyle { kPlain, kNasty, kRare };
 
 struct TestEngineOptions {
   ModelSpec spec{{LayerKind::kSliding, LayerKind::kCsa}};
