@@ -9,12 +9,13 @@ namespace {
 
 constexpr int kMain = 512;
 constexpr int kKeys = 128;
-constexpr int kPerThread = 2;
-constexpr int kThreads = cuda::MainPlace<kPerThread>::kBlockThreads;
+constexpr int kPerThread = 4;
+constexpr int kThreads = cuda::MainPlace<kPerThread>::kThreads;
+constexpr int kKeysPerBlock = kThreads / cuda::KeysPlace<kPerThread>::kThreads;
 constexpr std::int64_t kRing = 8;
 constexpr std::int64_t kStateFloats = kRing * 4 * (kMain + kKeys);      // of a seat and layer
 constexpr std::int64_t kWeightFloats = (8 + 1) * (kMain + kKeys);       // of a layer
-constexpr std::int64_t kPositions = 16384;
+constexpr std::int64_t kPositions = 1024;
 
 struct FinishParams {
   const float* pooled;  // [batch, d]
@@ -31,10 +32,11 @@ template <int kDim>
 __global__ void __launch_bounds__(kThreads)
     finish_kernel(const __grid_constant__ FinishParams params) {
   using P = cuda::Place<kDim, kPerThread>;
-  __shared__ cuda::Scratch<kPerThread> scratch;
+  __shared__ cuda::Scratch<P> scratch;
   cuda::pdl_wait();
   cuda::pdl_trigger();
-  const std::int64_t b = P::entry(blockIdx.x);
+  const std::int64_t b =
+      std::int64_t{blockIdx.x} * (kThreads / P::kThreads) + threadIdx.x / P::kThreads;
   if (b >= params.batch) return;
   const std::int64_t location = params.locations[b];
   if (location < 0) return;
@@ -46,13 +48,13 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (kDim == kMain) {
     cuda::store_main_entry<P>(cuda::main_entry(params.pages, location), x, 1e-4f, 0, nullptr);
   } else {
-    cuda::store_indexer_entry<P>(params.pages, location, cuda::hadamard<P>(x, scratch), 1e-4f, 0,
-                                 nullptr, scratch);
+    cuda::store_indexer_entry<P>(cuda::indexer_entry(params.pages, location),
+                                 cuda::hadamard<P>(x, scratch), 1e-4f, 0, nullptr, scratch);
   }
 }
 
-std::int64_t floats_of(std::int64_t batch, int layers) {
-  return layers * (batch * kStateFloats + kWeightFloats) + batch * (kMain + kKeys) +
+std::int64_t floats_of(std::int64_t seats, std::int64_t batch, int layers) {
+  return layers * (seats * kStateFloats + kWeightFloats) + batch * (kMain + kKeys) +
          kPositions * kRopeDim;
 }
 
@@ -61,8 +63,9 @@ std::int64_t floats_of(std::int64_t batch, int layers) {
 SeparateOperations::SeparateOperations(DecodeWorld& world, int layers)
     : world_(&world),
       batch_(world.shape().rows),
-      pool_(world.backend(), floats_of(batch_, layers) * 4),
-      memory_(pool_, floats_of(batch_, layers) * 4, world.stream()) {
+      seats_(world.cache().device().limits().seats_max),
+      pool_(world.backend(), floats_of(seats_, batch_, layers) * 4),
+      memory_(pool_, floats_of(seats_, batch_, layers) * 4, world.stream()) {
   fill_random(reinterpret_cast<float*>(memory_.data()), memory_.bytes() / 4, 3, world.stream());
 }
 
@@ -74,8 +77,8 @@ void SeparateOperations::enqueue(int layer) {
   float* rope = reinterpret_cast<float*>(memory_.data());
   float* pooled = rope + kPositions * kRopeDim;
   float* state = pooled + batch_ * (kMain + kKeys) +
-                 layer * (batch_ * kStateFloats + kWeightFloats);
-  float* weights = state + batch_ * kStateFloats;
+                 layer * (seats_ * kStateFloats + kWeightFloats);
+  float* weights = state + seats_ * kStateFloats;
 
   const auto compress = [&](int dim, void* at, const void* input, const void* bias, void* output) {
     CompressC4DecodeParams params;
@@ -91,7 +94,7 @@ void SeparateOperations::enqueue(int layer) {
   };
   float* keys = pooled + batch_ * kMain;
   compress(kMain, state, inputs.csa.data, weights, pooled);
-  compress(kKeys, state + batch_ * kRing * 4 * kMain, inputs.indexer.data, weights + 8 * kMain,
+  compress(kKeys, state + seats_ * kRing * 4 * kMain, inputs.indexer.data, weights + 8 * kMain,
            keys);
   const float* norms = weights + 8 * (kMain + kKeys);
   const LayerId id(layer);
@@ -103,7 +106,7 @@ void SeparateOperations::enqueue(int layer) {
   const cudaStream_t handle = stream.view().cuda();
   cuda::launch(finish_kernel<kMain>, cuda::linear_grid(batch_), dim3(kThreads), 0, handle,
                true, main);
-  cuda::launch(finish_kernel<kKeys>, cuda::linear_grid(ceil_div<std::int64_t>(batch_, 4)),
+  cuda::launch(finish_kernel<kKeys>, cuda::linear_grid(ceil_div<std::int64_t>(batch_, kKeysPerBlock)),
                dim3(kThreads), 0, handle, true, indexer);
   AppendInputs window;
   window.window = inputs.window;

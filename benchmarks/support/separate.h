@@ -18,6 +18,7 @@ class SeparateOperations {
  private:
   DecodeWorld* world_;
   std::int64_t batch_;
+  std::int64_t seats_;  // of all sets
   MemoryPool pool_;
   Memory memory_;  // per layer main and indexer state; then bias and norms; then pooled entries
 };

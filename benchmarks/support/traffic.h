@@ -43,7 +43,8 @@ void enqueue_empty(Empty kind, const Stream& stream);
 
 // Measured in the run that reports them.
 struct Ceilings {
-  double copy = 0, read = 0, write = 0;  // bytes a second; a copy counts both directions
+  // Bytes a second of kernels; a copy counts both directions. (A captured cudaMemcpy is slower.)
+  double copy = 0, read = 0, write = 0;
   Distribution empty_plain, empty_wait, empty_trigger;  // a node of a chain
 };
 Ceilings measure_ceilings(Backend& backend, const Stream& stream);
