@@ -1,4 +1,4 @@
-# Sourced by tools/serve and tools/test: installs what is missing, configures and builds ./build.
+# Sourced by the other tools: installs what is missing, configures and builds ./build.
 # Says what it installs, asks nothing. Runs as root or through sudo. Where everything is there, no
 # package manager is called and a second run only asks ninja whether something changed.
 set -euo pipefail
@@ -22,6 +22,15 @@ quire_install() {
   "${as_root[@]}" apt-get update -qq
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
     --no-install-recommends "$@" >/dev/null
+}
+
+# Installs packages by the names of their programs.
+quire_need() {
+  local program missing=()
+  for program in "$@"; do
+    command -v "$program" >/dev/null || missing+=("$program")
+  done
+  [ ${#missing[@]} -eq 0 ] || quire_install "${missing[@]}"
 }
 
 quire_configure() {
