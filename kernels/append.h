@@ -20,6 +20,10 @@ inline void launch_append(const AppendParams& params, Pdl pdl, CUstream_st* stre
                                   : launch_ragged_append(params, pdl, stream);
 }
 
+// Blocks, one a token, that the current device holds at once of the kernel that a decode append of so
+// many tokens launches. Two appends behind one another overlap as far as both find places.
+std::int64_t decode_append_places(LayerKind kind, std::int64_t tokens);
+
 // Load the kernels on the current device, so that no later launch does.
 void load_decode_append_kernels();
 void load_ragged_append_kernels();

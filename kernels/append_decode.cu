@@ -17,13 +17,36 @@
 namespace quire::cuda {
 namespace {
 
-// Which threads of a block do what.
-constexpr int kPerThread = 2;
-using Main = MainPlace<kPerThread>;
-using Window = MainPlace<kPerThread, Main::kThreads>;
-using Keys = KeysPlace<kPerThread, 2 * Main::kThreads>;
-constexpr int kCsaThreads = 2 * Main::kThreads + Keys::kThreads;
-constexpr int kHcaThreads = 2 * Main::kThreads;
+// Which threads of a block do what, and how many older rows each holds at once.
+struct Roomy {
+  using Main = MainPlace<2>;
+  using Window = MainPlace<2, Main::kThreads>;
+  using Keys = KeysPlace<2, Main::kThreads + Window::kThreads>;
+  static constexpr int kOlderAtOnce = kC4Window - 1;
+  static constexpr int kHcaRowsAhead = 2;
+  // Registers are what keeps two kernels apart. Bounded as if a block had 1,024 threads, 64 each: it
+  // has room beside a kernel in front that takes less than half of them.
+  static constexpr int kBoundThreads = 1024;
+  static constexpr int kBlocksPerSm = 1;
+};
+
+// For more tokens than multiprocessors: two blocks have room on each.
+struct CrowdedCsa : Roomy {
+  static constexpr int kOlderAtOnce = kC4Overlap;
+  static constexpr int kBoundThreads =
+      Main::kThreads + Window::kThreads + Keys::kThreads + kWarp;
+  static constexpr int kBlocksPerSm = 2;
+};
+struct CrowdedHca : Roomy {
+  using Window = MainPlace<4, Main::kThreads>;
+  static constexpr int kBoundThreads = Main::kThreads + Window::kThreads + kWarp;
+  static constexpr int kBlocksPerSm = 2;
+};
+
+template <class Parts>
+constexpr int kHcaThreads = Parts::Main::kThreads + Parts::Window::kThreads;
+template <class Parts>
+constexpr int kCsaThreads = kHcaThreads<Parts> + Parts::Keys::kThreads;
 
 // --- In front of the wait ---
 
@@ -47,10 +70,9 @@ struct Token {
 // Record and header at once: neither waits for the other.
 __device__ inline Token load_token(const AppendParams& params, std::int64_t input_row) {
   const bool exists = input_row < params.shape.tokens;
-  const PlanHeader header = load_header(params.header);
   Token token;
+  token.planned = load_is_planned(params.header, params.shape);
   token.record = load_record(params.tokens + (exists ? input_row : 0));
-  token.planned = is_planned(header, params.shape);
   token.live = token.planned && exists && token.record.seat >= 0;
   return token;
 }
@@ -66,7 +88,7 @@ __device__ inline void wait_and_trigger() {
 // Folds those window rows before the closing one that stand in the seat, [first, end), of earlier
 // steps, kAtOnce at a time: those are loaded before any is folded, and no row is a branch.
 template <class P, int kAtOnce>
-__device__ void fold_older_rows(Folds<kPerThread>& folds, const CsaPart& part, std::int32_t seat,
+__device__ void fold_older_rows(Folds<P::kPerThread>& folds, const CsaPart& part, std::int32_t seat,
                                 std::int32_t p, int end) {
   constexpr int kOlder = kC4Window - 1;
   const int first = first_window_row(p);
@@ -83,8 +105,8 @@ __device__ void fold_older_rows(Folds<kPerThread>& folds, const CsaPart& part, s
       const std::int32_t at =
           oldest + i < part.ring_tokens ? oldest + i : oldest + i - part.ring_tokens;
       const float* row = ring + at * (4 * P::kDim);
-      value[n] = load_state<kPerThread>(row + value_channel<P>(i));
-      score[n] = load_state<kPerThread>(row + score_channel<P>(i));
+      value[n] = load_state<P::kPerThread>(row + value_channel<P>(i));
+      score[n] = load_state<P::kPerThread>(row + score_channel<P>(i));
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
@@ -93,11 +115,11 @@ __device__ void fold_older_rows(Folds<kPerThread>& folds, const CsaPart& part, s
 #pragma unroll
     for (int n = 0; n < kAtOnce && begin + n < kOlder; ++n) {
       const int i = begin + n;
-      Folds<kPerThread> next = folds;
+      Folds<P::kPerThread> next = folds;
       fold_row<false>(next, (i == 0 || i == kC4Overlap) && i == first, score[n], bias[n], value[n]);
       const bool counts = i >= first && i < end;
 #pragma unroll
-      for (int k = 0; k < kPerThread; ++k) {
+      for (int k = 0; k < P::kPerThread; ++k) {
         folds.of[k].m = counts ? next.of[k].m : folds.of[k].m;
         folds.of[k].z = counts ? next.of[k].z : folds.of[k].z;
         folds.of[k].a = counts ? next.of[k].a : folds.of[k].a;
@@ -108,14 +130,14 @@ __device__ void fold_older_rows(Folds<kPerThread>& folds, const CsaPart& part, s
 
 // With drafts, rows before the closing one, [begin, kC4Window - 1), are of this step too.
 template <class P>
-__device__ void fold_drafted_rows(Folds<kPerThread>& folds, const CsaPart& part,
+__device__ void fold_drafted_rows(Folds<P::kPerThread>& folds, const CsaPart& part,
                                   std::int64_t input_row, std::int32_t p, int begin) {
   const int first = first_window_row(p);
 #pragma unroll 1
   for (int i = max_of(begin, first); i < kC4Window - 1; ++i) {
     const std::int64_t from = input_row - (kC4Window - 1) + i;
-    const auto value = load_input<kPerThread>(part.rows, from, value_channel<P>(i));
-    const auto score = load_input<kPerThread>(part.rows, from, score_channel<P>(i));
+    const auto value = load_input<P::kPerThread>(part.rows, from, value_channel<P>(i));
+    const auto score = load_input<P::kPerThread>(part.rows, from, score_channel<P>(i));
     fold_row<false>(folds, i == first, score, load_c4_bias<P>(part, i), value);
   }
 }
@@ -127,7 +149,7 @@ __device__ void decode_csa(const AppendParams& params, std::int64_t input_row,
   const Token token = load_token(params, input_row);
   const TokenRecord& record = token.record;
   const bool closes = token.live && record.csa_location >= 0;
-  Folds<kPerThread> folds{};
+  Folds<P::kPerThread> folds{};
   Finish<P> finish{};
   typename P::Values closing_bias{};
   const int from_state = window_len(kCsaRule, record.index);
@@ -155,48 +177,48 @@ __device__ void decode_csa(const AppendParams& params, std::int64_t input_row,
 
 // --- Window entry ---
 
+template <class P>
 __device__ void decode_window(const AppendParams& params, std::int64_t input_row,
-                              Scratch<Window>& scratch) {
+                              Scratch<P>& scratch) {
   const Token token = load_token(params, input_row);
   const TokenRecord& record = token.record;
-  Finish<Window> finish{};
+  Finish<P> finish{};
   MainEntry entry{};
   if (token.live) {
-    finish = load_finish<Window>(params.window.norm_weight, params.rope, record.position);
+    finish = load_finish<P>(params.window.norm_weight, params.rope, record.position);
     entry = main_entry(params.window.ring, record.ring_location);
   }
 
   wait_and_trigger();
   if (!token.live) return;
 
-  finish_window<Window>(params, finish,
-                        load_input<kPerThread>(params.window.rows, input_row, Window::channel()),
+  finish_window<P>(params, finish,
+                        load_input<P::kPerThread>(params.window.rows, input_row, P::channel()),
                         entry, record.seat, scratch);
 }
 
 // --- Compressor of an HCA layer ---
 
 // The tokens of one batch row, in order.
-template <int kRowsAhead>
+template <class P, int kRowsAhead>
 __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row,
-                           Scratch<Main>& scratch) {
+                           Scratch<P>& scratch) {
   const HcaPart& part = params.hca;
-  const PlanHeader header = load_header(params.header);
+  const bool planned = load_is_planned(params.header, params.shape);
   const BatchRowRecord row = load_record(params.rows + batch_row);
-  const bool planned = is_planned(header, params.shape);
   const HcaSpan span{row.first_token, row.start, planned && row.seat >= 0 ? row.live_tokens : 0};
-  ShortRows<Main, kRowsAhead> rows;
-  Folds<kPerThread> folds{};
+  ShortRows<P, kRowsAhead> rows;
+  Folds<P::kPerThread> folds{};
   // Of the entry that closes first; with as many drafts as a window has tokens, more may follow.
   const int closing = kHcaWindow - 1 - row.start % kHcaWindow;
   std::int64_t location = -1;
-  Finish<Main> finish{};
+  Finish<P> finish{};
   if (span.count > 0) {
-    folds = begin_fold<Main>(part, row.seat, row.start, row.start);
+    folds = begin_fold<P>(part, row.seat, row.start, row.start);
     rows.load_bias(part, span, 0);
     if (closing < span.count) {
       location = load_record(params.tokens + span.input_row + closing).hca_location;
-      finish = load_hca_finish<Main>(params, row.start + closing);
+      finish = load_hca_finish<P>(params, row.start + closing);
     }
   }
 
@@ -204,14 +226,14 @@ __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row,
 
   fold_short(folds, rows, part, span, [&](int i) {
     const std::int32_t p = row.start + i;
-    if (keeps_fold(params.geometry, row, p)) store_fold<Main>(part, row.seat, p + 1, folds);
+    if (keeps_fold(params.geometry, row, p)) store_fold<P>(part, row.seat, p + 1, folds);
     if (!closes_entry(kHcaRule, p)) return;
     if (i != closing) {
-      Main::sync();  // the scratch is used again
+      P::sync();  // the scratch is used again
       location = load_record(params.tokens + span.input_row + i).hca_location;
-      finish = load_hca_finish<Main>(params, p);
+      finish = load_hca_finish<P>(params, p);
     }
-    if (location >= 0) finish_hca<Main>(params, finish, folds, location, row.seat, scratch);
+    if (location >= 0) finish_hca<P>(params, finish, folds, location, row.seat, scratch);
   });
 }
 
@@ -231,62 +253,86 @@ __device__ inline void begin(const AppendParams& params) {
   touch_parameters(params);
 }
 
-// Registers are what keeps two kernels apart. As if a block had 1,024 threads, 64 each: so that it has
-// room beside a kernel in front that takes less than half of them. Where two blocks share a
-// multiprocessor there are fewer, and each thread holds fewer rows.
-template <int kBlocksPerSm, int kThreads>
-constexpr int kBoundThreads = kBlocksPerSm == 1 ? 1024 : kThreads;
-template <int kBlocksPerSm>
-constexpr int kOlderAtOnce = kBlocksPerSm == 1 ? kC4Window - 1 : kC4Overlap;
-template <int kBlocksPerSm>
-constexpr int kHcaRowsAhead = kBlocksPerSm == 1 ? 2 : 1;
-
-constexpr int kWindowThreads = Window::kThreads + kWarp;
+constexpr int kWindowThreads = MainPlace<2>::kThreads + kWarp;
 
 __global__ void __launch_bounds__(kWindowThreads)
     append_window(const __grid_constant__ AppendParams params) {
-  __shared__ Scratch<Window> scratch;
+  using P = MainPlace<2>;
+  __shared__ Scratch<P> scratch;
   begin(params);
-  if (threadIdx.x < Window::kThreads) {
-    decode_window(params, blockIdx.x, scratch);
+  if (threadIdx.x < P::kThreads) {
+    decode_window<P>(params, blockIdx.x, scratch);
   } else {
     decode_prefetch(params, blockIdx.x);
   }
 }
 
-template <int kBlocksPerSm>
-__global__ void __launch_bounds__(kBoundThreads<kBlocksPerSm, kCsaThreads + kWarp>, kBlocksPerSm)
+// A part that is not there waits and leaves.
+template <class Parts>
+__global__ void __launch_bounds__(Parts::kBoundThreads, Parts::kBlocksPerSm)
     append_csa(const __grid_constant__ AppendParams params) {
+  using Main = typename Parts::Main;
+  using Window = typename Parts::Window;
+  using Keys = typename Parts::Keys;
   __shared__ Scratch<Main> main;
   __shared__ Scratch<Window> window;
   __shared__ Scratch<Keys> keys;
   begin(params);
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread < Main::kThreads) {
-    has(params.csa.rows) ? decode_csa<Main, kOlderAtOnce<kBlocksPerSm>>(params, blockIdx.x, main) : wait_and_trigger();
-  } else if (thread < 2 * Main::kThreads) {
-    has(params.window.rows) ? decode_window(params, blockIdx.x, window) : wait_and_trigger();
-  } else if (thread < kCsaThreads) {
-    has(params.indexer.rows) ? decode_csa<Keys, kOlderAtOnce<kBlocksPerSm>>(params, blockIdx.x, keys) : wait_and_trigger();
+    has(params.csa.rows)
+        ? decode_csa<Main, Parts::kOlderAtOnce>(params, blockIdx.x, main)
+        : wait_and_trigger();
+  } else if (thread < kHcaThreads<Parts>) {
+    has(params.window.rows) ? decode_window<Window>(params, blockIdx.x, window)
+                            : wait_and_trigger();
+  } else if (thread < kCsaThreads<Parts>) {
+    has(params.indexer.rows)
+        ? decode_csa<Keys, Parts::kOlderAtOnce>(params, blockIdx.x, keys)
+        : wait_and_trigger();
   } else {
     decode_prefetch(params, blockIdx.x);
   }
 }
 
-template <int kBlocksPerSm>
-__global__ void __launch_bounds__(kBoundThreads<kBlocksPerSm, kHcaThreads + kWarp>, kBlocksPerSm)
+template <class Parts>
+__global__ void __launch_bounds__(Parts::kBoundThreads, Parts::kBlocksPerSm)
     append_hca(const __grid_constant__ AppendParams params) {
+  using Main = typename Parts::Main;
+  using Window = typename Parts::Window;
   __shared__ Scratch<Main> main;
   __shared__ Scratch<Window> window;
   begin(params);
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread < Main::kThreads) {
-    blockIdx.x < params.shape.rows ? decode_hca<kHcaRowsAhead<kBlocksPerSm>>(params, blockIdx.x, main) : wait_and_trigger();
-  } else if (thread < kHcaThreads) {
-    has(params.window.rows) ? decode_window(params, blockIdx.x, window) : wait_and_trigger();
+    blockIdx.x < params.shape.rows
+        ? decode_hca<Main, Parts::kHcaRowsAhead>(params, blockIdx.x, main)
+        : wait_and_trigger();
+  } else if (thread < kHcaThreads<Parts>) {
+    has(params.window.rows) ? decode_window<Window>(params, blockIdx.x, window)
+                            : wait_and_trigger();
   } else {
     decode_prefetch(params, blockIdx.x);
   }
+}
+
+struct Choice {
+  void (*kernel)(AppendParams);
+  int threads;
+};
+
+Choice choose(LayerKind kind, std::int64_t tokens) {
+  const bool crowded = tokens > multiprocessors();
+  switch (kind) {
+    case LayerKind::kHca:
+      if (crowded) return {append_hca<CrowdedHca>, kHcaThreads<CrowdedHca> + kWarp};
+      return {append_hca<Roomy>, kHcaThreads<Roomy> + kWarp};
+    case LayerKind::kCsa:
+      if (crowded) return {append_csa<CrowdedCsa>, kCsaThreads<CrowdedCsa> + kWarp};
+      return {append_csa<Roomy>, kCsaThreads<Roomy> + kWarp};
+    case LayerKind::kSliding: break;
+  }
+  return {append_window, kWindowThreads};
 }
 
 }  // namespace
@@ -294,27 +340,28 @@ __global__ void __launch_bounds__(kBoundThreads<kBlocksPerSm, kHcaThreads + kWar
 void launch_decode_append(const AppendParams& params, Pdl pdl, cudaStream_t stream) {
   AppendParams decode = params;
   decode.load_after_wait = params.load_after_wait || pdl == Pdl::kWaitOnly;
-  const auto run = [&](void (*kernel)(AppendParams), int threads) {
-    launch(kernel, linear_grid(params.shape.tokens), dim3(static_cast<unsigned>(threads)), 0,
-           stream, pdl != Pdl::kOff, decode);
-  };
-  // More tokens than multiprocessors: fewer registers, so that two blocks have room on each.
-  const bool crowded = params.shape.tokens > multiprocessors();
-  if (has(params.hca.rows)) {
-    run(crowded ? append_hca<2> : append_hca<1>, kHcaThreads + kWarp);
-  } else if (has(params.csa.rows) || has(params.indexer.rows)) {
-    run(crowded ? append_csa<2> : append_csa<1>, kCsaThreads + kWarp);
-  } else {
-    run(append_window, kWindowThreads);
-  }
+  const LayerKind kind = has(params.hca.rows)                                ? LayerKind::kHca
+                         : has(params.csa.rows) || has(params.indexer.rows) ? LayerKind::kCsa
+                                                                             : LayerKind::kSliding;
+  const Choice choice = choose(kind, params.shape.tokens);
+  launch(choice.kernel, linear_grid(params.shape.tokens),
+         dim3(static_cast<unsigned>(choice.threads)), 0, stream, pdl != Pdl::kOff, decode);
+}
+
+std::int64_t decode_append_places(LayerKind kind, std::int64_t tokens) {
+  const Choice choice = choose(kind, tokens);
+  int blocks = 0;
+  QUIRE_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+      &blocks, reinterpret_cast<const void*>(choice.kernel), choice.threads, 0));
+  return std::int64_t{blocks} * multiprocessors();
 }
 
 void load_decode_append_kernels() {
   load_kernel(append_window);
-  load_kernel(append_csa<1>);
-  load_kernel(append_csa<2>);
-  load_kernel(append_hca<1>);
-  load_kernel(append_hca<2>);
+  load_kernel(append_csa<Roomy>);
+  load_kernel(append_csa<CrowdedCsa>);
+  load_kernel(append_hca<Roomy>);
+  load_kernel(append_hca<CrowdedHca>);
 }
 
 }  // namespace quire::cuda

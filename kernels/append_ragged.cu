@@ -7,6 +7,8 @@
 // is read on the device: capacity costs nothing.
 #include <quire/kernels/append.h>
 
+#include <numeric>
+
 #include <quire/kernels/append_parts.cuh>
 #include <quire/kernels/async_copy.cuh>
 #include <quire/kernels/hca_stream.cuh>
@@ -25,7 +27,7 @@ constexpr int kWarps = Main::kWarps;
 // Blocks of each kernel that stay on a multiprocessor.
 constexpr int kCsaBlocksPerSm = 4;
 constexpr int kHcaBlocksPerSm = 4;
-constexpr int kWindowBlocksPerSm = 6;
+constexpr int kWindowBlocksPerSm = 4;
 constexpr int kSeatBlocksPerSm = 12;
 
 // A block is one main entry, or four indexer entries.
@@ -184,6 +186,8 @@ __device__ void stream_csa_entries(const AppendParams& params, std::int64_t entr
     if (entry.live()) {
       fold_half<kHalfRows, kType>(folds, entry, bias, *second);
       finish_csa_entry<P>(params, entry, finish, folds, scratch[turn]);
+    } else {
+      P::sync();  // one barrier an entry, in any case
     }
     turn ^= 1;
     entry = next;
@@ -209,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, kCsaBlocksPerSm)
   const std::int64_t blocks = gridDim.x;
   const std::int64_t indexer = !has(params.csa.rows)       ? blocks
                                : !has(params.indexer.rows) ? 0
-                                                           : max_of<std::int64_t>(blocks / 5, 1);
+                                                           : ceil_div<std::int64_t>(blocks, 5);
   const std::int64_t block = blockIdx.x;
   if (block < indexer) {
     stream_csa_entries<Keys, kType>(params, entries, block, indexer, stages, keys_scratch);
@@ -253,11 +257,14 @@ __global__ void __launch_bounds__(kThreads)
   pdl_wait();
   pdl_trigger();
   const PlanHeader header = load_header(params.header);
-  PlanRecord record = params.hca_entries[blockIdx.x];
+  // Whichever blocks share a multiprocessor, neighbours or not, they get their share of few entries.
+  const std::int64_t first =
+      std::int64_t{blockIdx.x} * params.hca_entry_step % std::int64_t{gridDim.x};
+  PlanRecord record = params.hca_entries[first];
   if (!is_planned(header, params.shape)) return;
   const std::int64_t entries = min_of(header.hca_entries, params.hca_entry_capacity);
   int turn = 0;
-  for (std::int64_t index = blockIdx.x; index < entries; turn ^= 1) {
+  for (std::int64_t index = first; index < entries; turn ^= 1) {
     with_row_type(params.hca.rows, [&](auto type) {
       append_hca_entry<decltype(type)::value>(params, record, hca_stages[0], scratch[turn]);
     });
@@ -314,18 +321,29 @@ __device__ void copy_older_window(const AppendParams& params, std::int64_t part)
 // A window entry is a warp's: sixteen channels a lane, and nothing to wait for within a block.
 using WindowPlace = MainPlace<16>;
 
-__device__ void append_window_entry(const AppendParams& params, std::int64_t input_row,
+// A token's row and where its entry goes, loaded while the token in front is worked on.
+struct WindowItem {
+  WindowPlace::Values x;
+  std::int32_t seat, position;
+  std::int64_t ring_location, scratch_location;
+};
+
+__device__ inline WindowItem load_window_item(const AppendParams& params, std::int64_t input_row) {
+  const TokenRecord& token = params.tokens[input_row];
+  return {load_input<WindowPlace::kPerThread>(params.window.rows, input_row,
+                                              WindowPlace::channel()),
+          token.seat, token.position, token.ring_location, token.scratch_location};
+}
+
+__device__ void append_window_entry(const AppendParams& params, const WindowItem& item,
                                     Scratch<WindowPlace>& scratch) {
   using P = WindowPlace;
-  const TokenRecord& token = params.tokens[input_row];
-  const auto x = load_input<P::kPerThread>(params.window.rows, input_row, P::channel());
-  const std::int32_t seat = token.seat;
-  const bool in_scratch = token.scratch_location >= 0;
-  const std::int64_t location = in_scratch ? token.scratch_location : token.ring_location;
-  if (seat < 0 || location < 0) return;
-  const Finish<P> finish = load_finish<P>(params.window.norm_weight, params.rope, token.position);
+  const bool in_scratch = item.scratch_location >= 0;
+  const std::int64_t location = in_scratch ? item.scratch_location : item.ring_location;
+  if (item.seat < 0 || location < 0) return;
+  const Finish<P> finish = load_finish<P>(params.window.norm_weight, params.rope, item.position);
   const EntryPool& pool = in_scratch ? params.window.scratch : params.window.ring;
-  finish_window<P>(params, finish, x, main_entry(pool, location), seat, scratch);
+  finish_window<P>(params, finish, item.x, main_entry(pool, location), item.seat, scratch);
 }
 
 // What the warps of the kernel share out: parts of older windows, then tokens.
@@ -339,7 +357,7 @@ __host__ __device__ inline WindowWork window_work(const AppendParams& params, st
           has(params.window.rows) ? tokens : 0};
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kWindowBlocksPerSm)
     append_ragged_window(const __grid_constant__ AppendParams params) {
   __shared__ Scratch<WindowPlace> scratch;  // that a single warp does not use
   pdl_wait();
@@ -348,13 +366,16 @@ __global__ void __launch_bounds__(kThreads)
   if (!is_planned(header, params.shape)) return;
   const WindowWork work = window_work(params, header.used_rows, header.used_tokens);
   const std::int64_t warps = std::int64_t{gridDim.x} * kWarps;
-  for (std::int64_t at = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-       at < work.total(); at += warps) {
-    if (at < work.older) {
-      copy_older_window(params, at);
-    } else {
-      append_window_entry(params, at - work.older, scratch);
-    }
+  std::int64_t at = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  for (; at < work.older; at += warps) copy_older_window(params, at);
+  std::int64_t token = at - work.older;
+  if (token >= work.tokens) return;
+  WindowItem next = load_window_item(params, token);
+  while (token < work.tokens) {
+    const WindowItem item = next;
+    token += warps;
+    if (token < work.tokens) next = load_window_item(params, token);
+    append_window_entry(params, item, scratch);
   }
 }
 
@@ -473,16 +494,27 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Blocks for all the work that the shape can have, but no more than stay at once: each goes on until
+// nothing is left.
+std::int64_t blocks_of(std::int64_t most, int blocks_per_sm) {
+  return min_of(most, std::int64_t{multiprocessors()} * blocks_per_sm);
+}
+
+// Near the golden section of `blocks`, without a common divisor: multiples of it, taken modulo
+// `blocks`, meet every number once and lie evenly among them at any time.
+std::int32_t spreading_step(std::int64_t blocks) {
+  std::int64_t step = max_of<std::int64_t>(blocks * 618 / 1000, 1);
+  while (std::gcd(step, blocks) != 1) --step;
+  return static_cast<std::int32_t>(step);
+}
+
 }  // namespace
 
 void launch_ragged_append(const AppendParams& params, Pdl pdl, cudaStream_t stream) {
-  // Blocks for all the work that the shape can have, but no more than stay at once: each goes on
-  // until nothing is left.
   const auto run = [&](void (*kernel)(AppendParams), std::int64_t most, int blocks_per_sm,
                        std::size_t shared_bytes = 0) {
-    const std::int64_t blocks = min_of(most, std::int64_t{multiprocessors()} * blocks_per_sm);
-    launch(kernel, linear_grid(blocks), dim3(kThreads), shared_bytes, stream, pdl != Pdl::kOff,
-           params);
+    launch(kernel, linear_grid(blocks_of(most, blocks_per_sm)), dim3(kThreads), shared_bytes,
+           stream, pdl != Pdl::kOff, params);
   };
   const std::int64_t rows = params.shape.rows;
   run(append_ragged_window,
@@ -500,10 +532,15 @@ void launch_ragged_append(const AppendParams& params, Pdl pdl, cudaStream_t stre
         (csa ? entries : 0) + (indexer ? ceil_div<std::int64_t>(entries, kEntriesPerBlock<Keys>) : 0),
         kCsaBlocksPerSm, kSharedBytes);
   }
-  const std::int64_t seat = seat_work(params, rows).total();
+  // One block even for no work: it is the one that reports a missing plan.
+  const std::int64_t seat = max_of<std::int64_t>(seat_work(params, rows).total(), 1);
   if (!has(params.hca.rows)) return run(append_ragged_seat<false>, seat, kSeatBlocksPerSm);
   allow_shared_bytes(append_ragged_hca, sizeof(HcaStages));
-  run(append_ragged_hca, params.hca_entry_capacity, kHcaBlocksPerSm, sizeof(HcaStages));
+  AppendParams hca = params;
+  const std::int64_t hca_blocks = blocks_of(params.hca_entry_capacity, kHcaBlocksPerSm);
+  hca.hca_entry_step = spreading_step(hca_blocks);
+  launch(append_ragged_hca, linear_grid(hca_blocks), dim3(kThreads), sizeof(HcaStages), stream,
+         pdl != Pdl::kOff, hca);
   run(append_ragged_seat<true>, seat, kHcaBlocksPerSm, sizeof(HcaStages));
 }
 

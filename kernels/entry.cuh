@@ -36,6 +36,7 @@ struct Place {
   static constexpr int kThreads = kDim / kPerThread;
   static constexpr int kWarps = kThreads < kWarp ? 1 : kThreads / kWarp;
   static_assert(kPerThread % 2 == 0 && kDim % kPerThread == 0 && kFirstThread % kThreads == 0);
+  static_assert(kWarps == 1 || kFirstThread % 256 == 0, "groups that meet need barriers apart");
   using Values = Channels<kPerThread>;
 
   __device__ static int thread() { return static_cast<int>(threadIdx.x) % kThreads; }
@@ -64,7 +65,7 @@ template <class P>
 struct Scratch {
   float sums[P::kWarps];
   std::uint32_t maxima[P::kWarps];
-  float channels[P::kWarps == 2 ? P::kDim : 1];
+  alignas(P::kWarps == 2 ? 16 : 4) float channels[P::kWarps == 2 ? P::kDim : 1];
 };
 
 // --- Loads ---
@@ -129,6 +130,13 @@ __device__ inline PlanHeader load_header(const PlanHeader* header) {
   const int4 b = load_int4_at_l2(&header->steps_at_plan);
   const int4 c = load_int4_at_l2(&header->used_tokens);
   return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, {}};
+}
+
+// Of the header only what tells whether the shape was planned.
+__device__ inline bool load_is_planned(const PlanHeader* header, const StepShape& shape) {
+  const int4 a = load_int4_at_l2(header);
+  const int4 b = load_int4_at_l2(&header->steps_at_plan);
+  return is_planned(PlanHeader{a.x, a.y, a.z, a.w, b.x, 0, 0, 0, 0, 0, {}}, shape);
 }
 
 // A plan record, at L2 for the same reason.
@@ -451,6 +459,18 @@ __device__ inline void report_nonfinite_tile(std::int32_t seat, DeviceReport* re
 
 __device__ inline std::uint32_t join_halves(std::uint32_t low, std::uint32_t high) {
   return low | high << 16;
+}
+
+// Two e4m3 codes, the lower in the lower byte: one instruction where there is one.
+__device__ inline std::uint32_t to_e4m3_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  std::uint16_t packed;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+#else
+  return static_cast<std::uint32_t>(exact::to_e4m3(low)) |
+         static_cast<std::uint32_t>(exact::to_e4m3(high)) << 8;
+#endif
 }
 
 // One byte of each channel, `of(k)`.

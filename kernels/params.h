@@ -114,6 +114,7 @@ struct AppendParams {
   std::int32_t csa_entry_capacity = 0;
   const PlanRecord* hca_entries = nullptr;  // [hca_entry_capacity] ragged only
   std::int32_t hca_entry_capacity = 0;
+  std::int32_t hca_entry_step = 1;  // ragged only: how entries are dealt out; set by the launch
   WindowPart window;
   CsaPart csa;
   CsaPart indexer;
@@ -138,8 +139,12 @@ QUIRE_HOST_DEVICE inline bool is_planned(const PlanHeader& header, const StepSha
 
 // Kernel parameters of one launch hold 32,764 bytes; larger updates are split, in order.
 inline constexpr std::int64_t kUpdateChunkBytes = 28 * 1024;
+// The host copies all parameters of a launch, used or not: most updates go in the small form. It
+// holds those of 256 batch rows and 85 cells.
+inline constexpr std::int64_t kSmallUpdateBytes = 5 * 1024;
 
-struct ApplyParams {
+template <std::size_t kBytes>
+struct ApplyParamsOf {
   StepTable table;
   PlanBuffer plan;
   StepUpdateHeader header;
@@ -147,9 +152,12 @@ struct ApplyParams {
   std::int32_t first_batch_row;     // of this chunk
   std::int32_t batch_rows, cells, lowered_limits;  // in this chunk
   // BatchRowUpdates, then CellUpdates, then LimitUpdates; packed by planner/apply_chunks.h.
-  alignas(16) std::byte changes[kUpdateChunkBytes];
+  alignas(16) std::byte changes[kBytes];
 };
+using ApplyParams = ApplyParamsOf<kUpdateChunkBytes>;
+using SmallApplyParams = ApplyParamsOf<kSmallUpdateBytes>;
 static_assert(sizeof(ApplyParams) <= 32764);
+static_assert(offsetof(ApplyParams, changes) == offsetof(SmallApplyParams, changes));
 
 struct PlanParams {
   StepShape shape;
@@ -218,7 +226,8 @@ struct CompressC4PrefillParams {
   const void* input = nullptr;             // [tokens, 4d]
   const void* bias = nullptr;              // [8, d]
   void* output = nullptr;                  // [tokens, d]; entry at its ragged_id
-  const PlanRecord* compress = nullptr;    // [compress_capacity]; padding records are skipped
+  // Compact, as plan_records makes them: behind the first padding record there is nothing but padding.
+  const PlanRecord* compress = nullptr;    // [compress_capacity]
   const PlanRecord* write = nullptr;       // [write_capacity]
   std::int64_t compress_capacity = 0;
   std::int64_t write_capacity = 0;

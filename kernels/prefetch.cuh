@@ -12,11 +12,12 @@
 
 namespace quire::cuda {
 
-// Line `line` of `floats` floats; null or behind them: nothing.
+// Line `line` of `floats` floats; null or behind them: nothing. To be evicted last: an engine streams
+// weights past it, as many as the L2 holds, before it is read (docs/PERFORMANCE.md).
 __device__ inline void prefetch_line(const float* from, std::int64_t floats, int line) {
   constexpr int kLineFloats = kLineBytes / static_cast<int>(sizeof(float));
   if (from == nullptr || line * kLineFloats >= floats) return;
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(
+  asm volatile("prefetch.global.L2::evict_last [%0];" ::"l"(
       __cvta_generic_to_global(from + line * kLineFloats)));
 }
 

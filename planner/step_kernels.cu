@@ -1,6 +1,9 @@
 // The two ends of a step: `apply` carries a chunk of an update out of its own parameters, so that
 // nothing is staged and nothing can be overwritten on the way; `commit` moves lengths by seat.
+#include <cstring>
+
 #include <quire/kernels/pdl.cuh>
+#include <quire/planner/apply_chunks.h>
 #include <quire/planner/planner.cuh>
 
 namespace quire::cuda {
@@ -8,8 +11,9 @@ namespace quire::cuda {
 namespace {
 
 // The changes of a chunk may be carried out in any order (cache/step_update.h).
+template <std::size_t kBytes>
 __global__ void __launch_bounds__(kPlannerThreads)
-    apply_kernel(const __grid_constant__ ApplyParams params) {
+    apply_kernel(const __grid_constant__ ApplyParamsOf<kBytes> params) {
   std::int64_t i = thread_in_grid();
   if (i == 0 && params.first_chunk) apply_header(params);
   if (i < params.batch_rows) return apply_batch_row(params, static_cast<std::int32_t>(i));
@@ -43,7 +47,15 @@ __global__ void __launch_bounds__(kPlannerThreads)
 void launch_apply(const ApplyParams& params, cudaStream_t stream) {
   const std::int64_t changes =
       std::int64_t{params.batch_rows} + params.cells + params.lowered_limits + padding_rows(params);
-  launch_plain(apply_kernel, blocks_for(changes, kPlannerThreads), kPlannerThreads, params, stream);
+  const std::int64_t blocks = blocks_for(changes, kPlannerThreads);
+  const std::int64_t used = used_bytes(params);
+  if (used > std::int64_t{sizeof(SmallApplyParams)}) {
+    launch_plain(apply_kernel<kUpdateChunkBytes>, blocks, kPlannerThreads, params, stream);
+    return;
+  }
+  SmallApplyParams small;
+  std::memcpy(static_cast<void*>(&small), &params, static_cast<std::size_t>(used));
+  launch_plain(apply_kernel<kSmallUpdateBytes>, blocks, kPlannerThreads, small, stream);
 }
 
 void launch_commit(const CommitParams& params, Pdl pdl, cudaStream_t stream) {
@@ -52,7 +64,8 @@ void launch_commit(const CommitParams& params, Pdl pdl, cudaStream_t stream) {
 }
 
 void load_step_kernels() {
-  load_kernel(apply_kernel);
+  load_kernel(apply_kernel<kUpdateChunkBytes>);
+  load_kernel(apply_kernel<kSmallUpdateBytes>);
   load_kernel(commit_kernel);
 }
 

@@ -17,8 +17,8 @@ namespace quire {
 
 // Change `index` of those that begin `offset` bytes into the chunk. Every offset is a multiple
 // of 4.
-template <class Change>
-QUIRE_HOST_DEVICE Change change_at(const ApplyParams& params, std::int64_t offset,
+template <class Change, std::size_t kBytes>
+QUIRE_HOST_DEVICE Change change_at(const ApplyParamsOf<kBytes>& params, std::int64_t offset,
                                    std::int32_t index) {
   const std::byte* from =
       params.changes + offset + static_cast<std::int64_t>(index) * std::int64_t{sizeof(Change)};
@@ -31,7 +31,8 @@ QUIRE_HOST_DEVICE Change change_at(const ApplyParams& params, std::int64_t offse
 #endif
 }
 
-QUIRE_HOST_DEVICE inline void apply_batch_row(const ApplyParams& params, std::int32_t index) {
+template <std::size_t kBytes>
+QUIRE_HOST_DEVICE void apply_batch_row(const ApplyParamsOf<kBytes>& params, std::int32_t index) {
   const auto row = change_at<BatchRowUpdate>(params, 0, index);
   const StepTable& table = params.table;
   params.plan.row_seats[params.first_batch_row + index] = row.seat;
@@ -44,13 +45,16 @@ QUIRE_HOST_DEVICE inline void apply_batch_row(const ApplyParams& params, std::in
   }
 }
 
-QUIRE_HOST_DEVICE inline void apply_cell(const ApplyParams& params, std::int32_t index) {
+template <std::size_t kBytes>
+QUIRE_HOST_DEVICE void apply_cell(const ApplyParamsOf<kBytes>& params, std::int32_t index) {
   const std::int64_t offset = params.batch_rows * std::int64_t{sizeof(BatchRowUpdate)};
   const auto change = change_at<CellUpdate>(params, offset, index);
   params.table.page_table[change.seat * params.table.cells + change.cell] = change.page;
 }
 
-QUIRE_HOST_DEVICE inline void apply_lowered_limit(const ApplyParams& params, std::int32_t index) {
+template <std::size_t kBytes>
+QUIRE_HOST_DEVICE void apply_lowered_limit(const ApplyParamsOf<kBytes>& params,
+                                           std::int32_t index) {
   const std::int64_t offset = params.batch_rows * std::int64_t{sizeof(BatchRowUpdate)} +
                               params.cells * std::int64_t{sizeof(CellUpdate)};
   const auto change = change_at<LimitUpdate>(params, offset, index);
@@ -58,17 +62,20 @@ QUIRE_HOST_DEVICE inline void apply_lowered_limit(const ApplyParams& params, std
 }
 
 // Batch rows of the shape that the update does not name.
-QUIRE_HOST_DEVICE inline std::int32_t padding_rows(const ApplyParams& params) {
+template <std::size_t kBytes>
+QUIRE_HOST_DEVICE std::int32_t padding_rows(const ApplyParamsOf<kBytes>& params) {
   return params.first_chunk ? max_of(params.header.shape.rows - params.header.batch_rows, 0) : 0;
 }
 
-QUIRE_HOST_DEVICE inline void apply_padding_row(const ApplyParams& params, std::int32_t index) {
+template <std::size_t kBytes>
+QUIRE_HOST_DEVICE void apply_padding_row(const ApplyParamsOf<kBytes>& params, std::int32_t index) {
   params.plan.row_seats[params.header.batch_rows + index] = -1;
   params.plan.row_tokens[params.header.batch_rows + index] = 0;
 }
 
 // Starts the visit of the plan buffer over: its header, and a report with nothing in it.
-QUIRE_HOST_DEVICE inline void apply_header(const ApplyParams& params) {
+template <std::size_t kBytes>
+QUIRE_HOST_DEVICE void apply_header(const ApplyParamsOf<kBytes>& params) {
   PlanHeader header{};
   header.rows = params.header.shape.rows;
   header.tokens_per_row = params.header.shape.tokens_per_row;
