@@ -33,7 +33,15 @@ TestEngineOptions crowd(std::int64_t seats, std::int64_t draft_max, ElementType 
   return options;
 }
 
-// Bytes of a content's first tokens, prefilled alone in one chunk on the host.
+// Of the newest step.
+std::int64_t nonfinite_tiles(TestEngine& engine) {
+  DeviceReport report{};
+  engine.cache().device().report(PlanBufferId(0), &report, engine.stream());
+  engine.stream().wait();
+  return report.nonfinite_tiles;
+}
+
+// A content's first tokens, prefilled alone in one chunk on the host.
 class OneShots {
  public:
   explicit OneShots(TestEngineOptions options)
@@ -41,10 +49,18 @@ class OneShots {
     engine_.poison();
   }
 
-  const std::vector<std::byte>& of(std::int64_t content, std::int32_t tokens) {
-    std::vector<std::byte>& bytes = known_[{content, tokens}];
-    if (bytes.empty()) bytes = one_shot(engine_, content, tokens);
-    return bytes;
+  struct Known {
+    std::vector<std::byte> bytes;
+    std::int64_t tiles = 0;  // that are not finite
+  };
+
+  const Known& of(std::int64_t content, std::int32_t tokens) {
+    Known& known = known_[{content, tokens}];
+    if (known.bytes.empty()) {
+      known.bytes = one_shot(engine_, content, tokens);
+      known.tiles = nonfinite_tiles(engine_);
+    }
+    return known;
   }
 
  private:
@@ -56,7 +72,7 @@ class OneShots {
 
   std::unique_ptr<Backend> backend_;
   TestEngine engine_;
-  std::map<std::pair<std::int64_t, std::int32_t>, std::vector<std::byte>> known_;
+  std::map<std::pair<std::int64_t, std::int32_t>, Known> known_;
 };
 
 struct Member {
@@ -64,7 +80,8 @@ struct Member {
   RequestId request;
 };
 
-// Lengths before the decode steps: none, in the first window, shortly before an HCA window ends, any.
+// Lengths before the decode steps: none, in the first window, shortly before an HCA window ends,
+// any.
 std::int32_t first_length(std::uint32_t i) {
   switch (i % 4) {
     case 0:
@@ -76,9 +93,15 @@ std::int32_t first_length(std::uint32_t i) {
   }
 }
 
-// Admits a request a seat, and prefills them a few at a time.
-std::vector<Member> admit_all(TestEngine& engine) {
+struct Crowd {
   std::vector<Member> members;
+  std::int64_t tiles = 0;  // of all steps
+};
+
+// Admits a request a seat, and prefills them a few at a time.
+Crowd admit_all(TestEngine& engine) {
+  Crowd crowd;
+  std::vector<Member>& members = crowd.members;
   std::vector<StepRow> rows;
   const auto seats = static_cast<std::uint32_t>(engine.options().limits.seats_max);
   for (std::uint32_t i = 0; i < seats; ++i) {
@@ -87,9 +110,10 @@ std::vector<Member> admit_all(TestEngine& engine) {
     rows.push_back({members.back().request, first_length(i)});
     if (rows.size() == 16 || i + 1 == seats) {
       engine.ragged_step(std::exchange(rows, {}));
+      crowd.tiles += nonfinite_tiles(engine);
     }
   }
-  return members;
+  return crowd;
 }
 
 void check_all(TestEngine& engine, const std::vector<Member>& members, OneShots& expected) {
@@ -100,8 +124,8 @@ void check_all(TestEngine& engine, const std::vector<Member>& members, OneShots&
     CAPTURE(i);
     CAPTURE(length);
     if (length == 0) continue;
-    const bool same = engine.live_bytes(snapshot, member.request) ==
-                      expected.of(member.content, length);
+    const bool same =
+        engine.live_bytes(snapshot, member.request) == expected.of(member.content, length).bytes;
     REQUIRE(same);
   }
 }
@@ -109,13 +133,12 @@ void check_all(TestEngine& engine, const std::vector<Member>& members, OneShots&
 TEST_CASE("a decode step of 300 requests leaves the bytes of each alone, on the host") {
   for (const ElementType type : {ElementType::kFloat32, ElementType::kBfloat16}) {
     CAPTURE(static_cast<int>(type));
-    const TestEngineOptions options =
-        crowd(300, 0, type,
-              type == ElementType::kFloat32 ? BiasOrder::kKernel : BiasOrder::kCheckpoint);
+    const TestEngineOptions options = crowd(
+        300, 0, type, type == ElementType::kFloat32 ? BiasOrder::kKernel : BiasOrder::kCheckpoint);
     OneShots expected(options);
     TestEngine engine(test_backend(), options);
     engine.poison();
-    std::vector<Member> members = admit_all(engine);
+    auto [members, tiles] = admit_all(engine);
     for (int step = 0; step < 12; ++step) {
       // Other rows from step to step: nothing indexed by batch row outlives its step.
       std::rotate(members.begin(), members.begin() + 37, members.end());
@@ -123,8 +146,17 @@ TEST_CASE("a decode step of 300 requests leaves the bytes of each alone, on the 
       for (const Member& member : members) rows.push_back({member.request});
       step % 2 == 0 ? engine.step(rows, StepShape::decode(300))
                     : engine.replay_step(rows, StepShape::decode(300));
+      tiles += nonfinite_tiles(engine);
       if (step % 6 == 5) check_all(engine, members, expected);
     }
+    // Each tile was counted once, in whatever step and by whatever kernel.
+    std::int64_t expected_tiles = 0;
+    for (const Member& member : members) {
+      const auto length = static_cast<std::int32_t>(engine.length(member.request));
+      expected_tiles += expected.of(member.content, length).tiles;
+    }
+    CHECK(tiles == expected_tiles);
+    CHECK(tiles > 0);
   }
 }
 
@@ -135,8 +167,10 @@ TEST_CASE("of 80 requests with up to four drafts each, any prefix is kept, on th
     std::int32_t seats, draft_max;
     ElementType type;
   };
-  const Case cases[] = {{80, 4, ElementType::kFloat32}, {80, 4, ElementType::kBfloat16},
-                        {100, 3, ElementType::kFloat32}, {140, 2, ElementType::kBfloat16},
+  const Case cases[] = {{80, 4, ElementType::kFloat32},
+                        {80, 4, ElementType::kBfloat16},
+                        {100, 3, ElementType::kFloat32},
+                        {140, 2, ElementType::kBfloat16},
                         {200, 1, ElementType::kFloat32}};
   for (const Case& c : cases) {
     CAPTURE(c.draft_max);
@@ -144,21 +178,20 @@ TEST_CASE("of 80 requests with up to four drafts each, any prefix is kept, on th
     OneShots expected(options);
     TestEngine engine(test_backend(), options);
     engine.poison();
-    std::vector<Member> members = admit_all(engine);
+    std::vector<Member> members = admit_all(engine).members;
     // Four requests rest, and as many batch rows are padding.
     const StepShape shape = StepShape::decode(c.seats, c.draft_max + 1);
     for (std::uint32_t step = 0; step < 12; ++step) {
       std::rotate(members.begin(), members.begin() + 13, members.end());
       std::vector<StepRow> rows;
       for (std::size_t i = 0; i + 4 < members.size(); ++i) {
-        const std::uint32_t dice =
-            hash32(kSeed + step * 4096 + static_cast<std::uint32_t>(i));
+        const std::uint32_t dice = hash32(kSeed + step * 4096 + static_cast<std::uint32_t>(i));
         const std::int64_t room = kContext - engine.length(members[i].request);
         const auto tokens = static_cast<std::int32_t>(
             std::min<std::int64_t>(room, dice % static_cast<std::uint32_t>(c.draft_max + 2)));
-        rows.push_back({members[i].request, tokens,
-                        static_cast<std::int32_t>(dice / 64 %
-                                                  static_cast<std::uint32_t>(tokens + 1))});
+        rows.push_back(
+            {members[i].request, tokens,
+             static_cast<std::int32_t>(dice / 64 % static_cast<std::uint32_t>(tokens + 1))});
       }
       step % 2 == 0 ? engine.step(rows, shape, Run::kTwiceBeforeCommit)
                     : engine.replay_step(rows, shape);

@@ -1,5 +1,5 @@
-// Where exact arithmetic takes a shorter way than SPEC 3.7 writes it, the bits are those of the long
-// one: the scale byte without its division, and folds that leave NaN to the end.
+// Where exact arithmetic takes a shorter way than SPEC 3.7 writes it, the bits are those of the
+// long one: the scale byte without its division, and folds that leave NaN to the end.
 #include <doctest/doctest.h>
 
 #include <cfloat>
@@ -35,9 +35,7 @@ std::int64_t count_different_scales(std::uint32_t first, std::uint32_t last) {
 }
 
 // NaN may carry any payload.
-bool same(float a, float b) {
-  return exact::is_nan(a) ? exact::is_nan(b) : bits(a) == bits(b);
-}
+bool same(float a, float b) { return exact::is_nan(a) ? exact::is_nan(b) : bits(a) == bits(b); }
 
 // Scores or values: ordinary numbers, and one special in `seldom` of them (0: none).
 class Draws {
@@ -83,8 +81,8 @@ TEST_CASE("the scale byte is that of the division around every power of two and 
     CAPTURE(exponent);
     for (const std::uint32_t mantissa : {1u, 0x5FFFF0u, kMantissas - 17}) {
       const std::uint32_t first = (exponent << 23) + mantissa - 1;
-      CHECK(count_different_scales(first, first + 32 < exact::kInfBits ? first + 32
-                                                                      : exact::kInfBits) == 0);
+      CHECK(count_different_scales(
+                first, first + 32 < exact::kInfBits ? first + 32 : exact::kInfBits) == 0);
     }
   }
 }

@@ -27,8 +27,9 @@ constexpr unsigned kIndexer = 4;
 constexpr unsigned kHca = 8;
 
 unsigned parts_of(LayerKind kind) {
-  return kind == LayerKind::kCsa ? kWindow | kCsa | kIndexer
-                                 : kind == LayerKind::kHca ? kWindow | kHca : kWindow;
+  return kind == LayerKind::kCsa   ? kWindow | kCsa | kIndexer
+         : kind == LayerKind::kHca ? kWindow | kHca
+                                   : kWindow;
 }
 
 TestEngineOptions engine_of(LayerKind kind, ElementType type) {
@@ -58,8 +59,8 @@ std::vector<unsigned> owners(LayerKind kind, std::int64_t length) {
       add(kCsa, kMain);
       add(kIndexer, kIndexerDim + kIndexerScaleBytes);
     }
-    const std::int64_t rows = length - first_state_position(kCsaRule,
-                                                            static_cast<std::int32_t>(length));
+    const std::int64_t rows =
+        length - first_state_position(kCsaRule, static_cast<std::int32_t>(length));
     add(kCsa, rows * 4 * kHeadDim * 4);
     add(kIndexer, rows * 4 * kIndexerDim * 4);
   }
@@ -153,15 +154,14 @@ TEST_CASE("parts given alone write their own bytes and leave those of the others
         CAPTURE(mask);
         TestEngine engine(test_backend(), engine_of(kind, type));
         engine.poison();
-        const std::vector<std::byte> bytes =
-            run(engine, [&](StepShape) { append(engine, mask); });
+        const std::vector<std::byte> bytes = run(engine, [&](StepShape) { append(engine, mask); });
         const std::vector<unsigned> owner = owners(kind, kLength);
         REQUIRE(bytes.size() == whole.size());
         REQUIRE(owner.size() == whole.size());
         std::size_t wrong = 0;
         for (std::size_t i = 0; i < bytes.size(); ++i) {
           const bool given = (owner[i] & mask) != 0;
-          wrong += bytes[i] != (given ? whole[i] : std::byte{0xFF}) ? 1 : 0;
+          if (bytes[i] != (given ? whole[i] : std::byte{0xFF})) ++wrong;
         }
         CHECK(wrong == 0);
       }
