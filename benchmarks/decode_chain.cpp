@@ -8,6 +8,9 @@
 #include <cstdio>
 #include <string>
 
+#include <quire/kernels/append.h>
+#include <quire/runtime/base/errors.h>
+
 #include "benchmarks/support/decode_world.h"
 #include "benchmarks/support/report.h"
 #include "benchmarks/support/separate.h"
@@ -66,9 +69,12 @@ void measure(Report& report, Backend& backend, LayerKind kind,
   DecodeWorld world(backend, spec, target.batch);
   const bool csa = kind == LayerKind::kCsa;
   const std::string name = csa ? "CSA layer" : kind == LayerKind::kHca ? "HCA layer" : "sliding layer";
+  // Of two appends behind one another, the second begins early where there is room for both.
+  const std::string residency = concat("two grids: ", 2 * target.batch, " blocks on ",
+                                       cuda::decode_append_places(kind, target.batch), " places");
   const auto add = [&](const std::string& what, const Distribution& times,
                        std::optional<double> at_most) {
-    report.add({name + what, "batch", target.batch, times, at_most, {}, {}, {}});
+    report.add({name + what, "batch", target.batch, times, at_most, {}, {}, residency});
   };
   const std::optional<double> at_most =
       kind == LayerKind::kSliding ? std::nullopt : reach(csa ? target.csa_us : target.hca_us);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include <cuda_runtime_api.h>
 
@@ -23,22 +24,22 @@ class Stopwatch {
     cudaEventDestroy(end_);
   }
 
-  // Seconds of one of `replays` replays.
-  double sample(const GraphExec& graph, int replays) const {
+  // Seconds of one of `times` calls.
+  double sample(const std::function<void()>& enqueue, int times) const {
     const cudaStream_t handle = stream_->view().cuda();
     QUIRE_CUDA_CHECK(cudaEventRecord(begin_, handle));
-    for (int i = 0; i < replays; ++i) graph.launch(*stream_);
+    for (int i = 0; i < times; ++i) enqueue();
     QUIRE_CUDA_CHECK(cudaEventRecord(end_, handle));
     stream_->wait();
     float milliseconds = 0;
     QUIRE_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin_, end_));
-    return static_cast<double>(milliseconds) * 1e-3 / replays;
+    return static_cast<double>(milliseconds) * 1e-3 / times;
   }
 
-  // Replays of a sample. The first replays warm up.
-  int replays_for(const GraphExec& graph) const {
-    sample(graph, 3);
-    const double once = std::max(sample(graph, 10), 1e-7);
+  // Calls of a sample. The first ones warm up.
+  int times_for(const std::function<void()>& enqueue) const {
+    sample(enqueue, 3);
+    const double once = std::max(sample(enqueue, 10), 1e-7);
     return std::max(1, static_cast<int>(std::ceil(kSampleSeconds / once)));
   }
 
@@ -59,22 +60,28 @@ Distribution distribution_of(std::vector<double> seconds) {
   return {at(0.1), at(0.5), at(0.9)};
 }
 
-Distribution time_of(const GraphExec& graph, const Stream& stream) {
+Distribution time_of_eager(const std::function<void()>& enqueue, const Stream& stream) {
   const Stopwatch stopwatch(stream);
-  const int replays = stopwatch.replays_for(graph);
-  std::vector<double> times;
-  for (int i = 0; i < kSamples; ++i) times.push_back(stopwatch.sample(graph, replays));
-  return distribution_of(times);
+  const int calls = stopwatch.times_for(enqueue);
+  std::vector<double> seconds;
+  for (int i = 0; i < kSamples; ++i) seconds.push_back(stopwatch.sample(enqueue, calls));
+  return distribution_of(seconds);
+}
+
+Distribution time_of(const GraphExec& graph, const Stream& stream) {
+  return time_of_eager([&] { graph.launch(stream); }, stream);
 }
 
 Pair time_both(const GraphExec& with, const GraphExec& without, const Stream& stream) {
   const Stopwatch stopwatch(stream);
-  const int replays_with = stopwatch.replays_for(with);
-  const int replays_without = stopwatch.replays_for(without);
+  const std::function<void()> one = [&] { with.launch(stream); };
+  const std::function<void()> other = [&] { without.launch(stream); };
+  const int times_with = stopwatch.times_for(one);
+  const int times_without = stopwatch.times_for(other);
   std::vector<double> longer, shorter, difference;
   for (int i = 0; i < kSamples; ++i) {
-    longer.push_back(stopwatch.sample(with, replays_with));
-    shorter.push_back(stopwatch.sample(without, replays_without));
+    longer.push_back(stopwatch.sample(one, times_with));
+    shorter.push_back(stopwatch.sample(other, times_without));
     difference.push_back(longer.back() - shorter.back());
   }
   return {distribution_of(longer), distribution_of(shorter), distribution_of(difference)};

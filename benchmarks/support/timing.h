@@ -24,6 +24,9 @@ Distribution distribution_of(std::vector<double> seconds);
 // Seconds of one replay. Blocks.
 Distribution time_of(const GraphExec& graph, const Stream& stream);
 
+// Seconds of what `enqueue` puts on the stream without a graph: for what takes long. Blocks.
+Distribution time_of_eager(const std::function<void()>& enqueue, const Stream& stream);
+
 // Seconds that one of `copies` additional copies in `many` takes over `few`, sample against sample,
 // taken in turn: drifts of the clock fall on both. Blocks.
 Distribution time_of_copy(const GraphExec& many, const GraphExec& few, int copies,

@@ -43,7 +43,7 @@ void enqueue_empty(Empty kind, const Stream& stream);
 
 // Measured in the run that reports them.
 struct Ceilings {
-  // Bytes a second of kernels; a copy counts both directions. (A captured cudaMemcpy is slower.)
+  // Bytes a second; a copy counts both directions. (It is not captured: a memcpy node is slower.)
   double copy = 0, read = 0, write = 0;
   Distribution empty_plain, empty_wait, empty_trigger;  // a node of a chain
 };
