@@ -7,8 +7,6 @@
 // is read on the device: capacity costs nothing.
 #include <quire/kernels/append.h>
 
-#include <numeric>
-
 #include <quire/kernels/append_parts.cuh>
 #include <quire/kernels/async_copy.cuh>
 #include <quire/kernels/hca_stream.cuh>
@@ -257,14 +255,11 @@ __global__ void __launch_bounds__(kThreads)
   pdl_wait();
   pdl_trigger();
   const PlanHeader header = load_header(params.header);
-  // Whichever blocks share a multiprocessor, neighbours or not, they get their share of few entries.
-  const std::int64_t first =
-      std::int64_t{blockIdx.x} * params.hca_entry_step % std::int64_t{gridDim.x};
-  PlanRecord record = params.hca_entries[first];
+  PlanRecord record = params.hca_entries[blockIdx.x];
   if (!is_planned(header, params.shape)) return;
   const std::int64_t entries = min_of(header.hca_entries, params.hca_entry_capacity);
   int turn = 0;
-  for (std::int64_t index = first; index < entries; turn ^= 1) {
+  for (std::int64_t index = blockIdx.x; index < entries; turn ^= 1) {
     with_row_type(params.hca.rows, [&](auto type) {
       append_hca_entry<decltype(type)::value>(params, record, hca_stages[0], scratch[turn]);
     });
@@ -500,14 +495,6 @@ std::int64_t blocks_of(std::int64_t most, int blocks_per_sm) {
   return min_of(most, std::int64_t{multiprocessors()} * blocks_per_sm);
 }
 
-// Near the golden section of `blocks`, without a common divisor: multiples of it, taken modulo
-// `blocks`, meet every number once and lie evenly among them at any time.
-std::int32_t spreading_step(std::int64_t blocks) {
-  std::int64_t step = max_of<std::int64_t>(blocks * 618 / 1000, 1);
-  while (std::gcd(step, blocks) != 1) --step;
-  return static_cast<std::int32_t>(step);
-}
-
 }  // namespace
 
 void launch_ragged_append(const AppendParams& params, Pdl pdl, cudaStream_t stream) {
@@ -536,11 +523,7 @@ void launch_ragged_append(const AppendParams& params, Pdl pdl, cudaStream_t stre
   const std::int64_t seat = max_of<std::int64_t>(seat_work(params, rows).total(), 1);
   if (!has(params.hca.rows)) return run(append_ragged_seat<false>, seat, kSeatBlocksPerSm);
   allow_shared_bytes(append_ragged_hca, sizeof(HcaStages));
-  AppendParams hca = params;
-  const std::int64_t hca_blocks = blocks_of(params.hca_entry_capacity, kHcaBlocksPerSm);
-  hca.hca_entry_step = spreading_step(hca_blocks);
-  launch(append_ragged_hca, linear_grid(hca_blocks), dim3(kThreads), sizeof(HcaStages), stream,
-         pdl != Pdl::kOff, hca);
+  run(append_ragged_hca, params.hca_entry_capacity, kHcaBlocksPerSm, sizeof(HcaStages));
   run(append_ragged_seat<true>, seat, kHcaBlocksPerSm, sizeof(HcaStages));
 }
 

@@ -114,7 +114,6 @@ struct AppendParams {
   std::int32_t csa_entry_capacity = 0;
   const PlanRecord* hca_entries = nullptr;  // [hca_entry_capacity] ragged only
   std::int32_t hca_entry_capacity = 0;
-  std::int32_t hca_entry_step = 1;  // ragged only: how entries are dealt out; set by the launch
   WindowPart window;
   CsaPart csa;
   CsaPart indexer;

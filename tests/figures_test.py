@@ -52,7 +52,7 @@ def invented_reports():
             for tokens in (4096, 65536)]
     prefill = [figure("CSA and indexer parts", "tokens", 65536, 200, bytes=400e6, TB_per_s=2.0,
                       at_least_TB_per_s=4.5)]
-    in_situ = [figure(f"CSA append, ({producer}) invented", "batch", batch, 66,
+    in_situ = [figure(f"CSA append ({producer}) invented", "batch", batch, 66,
                       note="beside them") for producer in "ab" for batch in batches]
     reports = [report("bench_decode_chain", chain, ceilings=CEILINGS,
                       values={"fused over separate": 0.75}),
@@ -322,7 +322,7 @@ class Documents(Folder):
         for line in ("| 15.00 (14.88–15.25)<br>at most 14.5 µs: **not reached** |",
                      "3 of 5 reached.", "| bench_step | 0123456789ab | 2001-02-03 |",
                      "- fused over separate: 0.75", "- an invented note", "- bytes: 1,234,567",
-                     "| CSA append, (b) invented | 64 | 66.00 (65.88–66.25) |  | beside them |",
+                     "| CSA append (b) invented | 64 | 66.00 (65.88–66.25) |  | beside them |",
                      "](../docs/plots/planner_over_tokens.svg)", tables.NOT_MEASURED):
             self.assertIn(line, page)
 

@@ -41,7 +41,7 @@ PLOTS = (
         Curve(DECODE, "batch", r"CSA layer, loads after the wait",
               "one launch, loads after the wait"),
         Curve(DECODE, "batch", r"CSA layer, separate operations", "separate operations"),
-        Curve(IN_SITU, "batch", r"CSA append, \([abc]\) (.*)", r"in situ, producer: \1"))),
+        Curve(IN_SITU, "batch", r"CSA append \([abc]\) ([\w ]+)", r"in situ, producer: \1"))),
     Plot("planner_over_tokens", "Plan of a step", "tokens",
          (Curve(PLANNER, "tokens", r"ragged plan, (64 tokens a request|1024 requests)",
                 r"\1"),)),
