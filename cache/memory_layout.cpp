@@ -133,12 +133,10 @@ void place_plan_buffer(PlanBufferLayout& buffer, Cursor& cursor, const Limits& l
   buffer.report = take("device report", 1, sizeof(DeviceReport));
   buffer.row_seats = take("applied seats", rows, 4);
   buffer.row_tokens = take("applied tokens", rows, 4);
-  buffer.row_csa_base = take("CSA bases", rows, 4);
   buffer.rows = take("batch row records", rows, sizeof(BatchRowRecord));
   buffer.tokens = take("token records", tokens, sizeof(TokenRecord));
   buffer.csa_entries =
       take("CSA entry records", compress_capacity(kCsaRule, rows, tokens), sizeof(PlanRecord));
-  buffer.row_hca_base = take("HCA bases", rows, 4);
   buffer.hca_entries =
       take("HCA entry records", compress_capacity(kHcaRule, rows, tokens), sizeof(PlanRecord));
   for (MemoryPart* view : {&buffer.positions, &buffer.token_batch_row, &buffer.token_window_length,
@@ -239,11 +237,9 @@ PlanBuffer place_plan_buffer(const MemoryLayout& layout, std::size_t buffer, std
   place(to.report, base, from.report);
   place(to.row_seats, base, from.row_seats);
   place(to.row_tokens, base, from.row_tokens);
-  place(to.row_csa_base, base, from.row_csa_base);
   place(to.rows, base, from.rows);
   place(to.tokens, base, from.tokens);
   place(to.csa_entries, base, from.csa_entries);
-  place(to.row_hca_base, base, from.row_hca_base);
   place(to.hca_entries, base, from.hca_entries);
   PlanViews& views = to.views;
   place(views.positions, base, from.positions);

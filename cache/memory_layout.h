@@ -50,8 +50,7 @@ struct StepTableLayout {
 
 struct PlanBufferLayout {
   MemoryPart scratch;  // [scratch tokens / 64, page of 64 window entries], in region scratch
-  MemoryPart header, report, row_seats, row_tokens, row_csa_base, rows, tokens, csa_entries;
-  MemoryPart row_hca_base, hca_entries;
+  MemoryPart header, report, row_seats, row_tokens, rows, tokens, csa_entries, hca_entries;
   // Views.
   MemoryPart positions, token_batch_row, token_window_length, token_csa_length, token_hca_length;
   MemoryPart ring_locations, scratch_locations, csa_locations, hca_locations;

@@ -143,9 +143,7 @@ struct PlanBuffer {
   BatchRowRecord* rows = nullptr;      // [rows]
   TokenRecord* tokens = nullptr;       // [tokens]
   PlanRecord* csa_entries = nullptr;   // [csa_entry_capacity] ragged: compact, in order, padded
-  std::int32_t* row_csa_base = nullptr;  // [rows] no longer written
   PlanRecord* hca_entries = nullptr;   // [hca_entry_capacity] as the CSA list
-  std::int32_t* row_hca_base = nullptr;  // [rows] no longer written
   PlanViews views;
   ReadLists read;
 };

@@ -79,8 +79,6 @@ struct PlanPlaces {
     put(views.row_hca_length, sizes.rows, "views.row_hca_length");
     put(views.page_table, sizes.rows * sizes.cells, "views.page_table");
     views.page_table_stride = sizes.cells;
-    put(plan.row_csa_base, sizes.rows, "row_csa_base");
-    put(plan.row_hca_base, sizes.rows, "row_hca_base");
   }
 };
 
@@ -130,7 +128,7 @@ inline std::string difference(const PlanImage& a, const PlanImage& b,
     const std::size_t end =
         i + 1 < places.regions.size() ? places.regions[i + 1].offset : places.bytes;
     const std::string_view name = region.name;
-    const bool skip = name == "row_csa_base" || name == "row_hca_base" || name == ignored;
+    const bool skip = name == ignored;
     if (std::memcmp(a.bytes() + region.offset, b.bytes() + region.offset, end - region.offset) ==
         0) {
       continue;
