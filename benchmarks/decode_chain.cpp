@@ -1,10 +1,10 @@
 // What does one layer's append cost in a replayed decode step, at the least?
 //
 // The time of an append is the difference between a graph of 33 layers and one of 1 layer, divided
-// by 32: every layer has state, pages and weights of its own, and every replay another set of seats, so
-// that no state is touched again before three times the L2 of other traffic. Both write the input rows
-// first, as the engine's projections would have. The separate operations of the same work stand beside
-// it.
+// by 32: every layer has state, pages and weights of its own, and every replay another set of
+// seats, so that no state is touched again before three times the L2 of other traffic. Both write
+// the input rows first, as the engine's projections would have. The separate operations of the same
+// work stand beside it.
 #include <cstdio>
 #include <string>
 
@@ -26,7 +26,8 @@ struct Target {
   std::int64_t batch;
   double csa_us, hca_us;
 };
-constexpr Target kTargets[] = {{1, 1.4, 1.2}, {8, 0, 0}, {64, 2.3, 1.9}, {128, 0, 0}, {256, 3.4, 2.8}};
+constexpr Target kTargets[] = {
+    {1, 1.4, 1.2}, {8, 0, 0}, {64, 2.3, 1.9}, {128, 0, 0}, {256, 3.4, 2.8}};
 
 std::optional<double> reach(double us) { return us > 0 ? std::optional(us) : std::nullopt; }
 
@@ -62,13 +63,14 @@ Distribution time_of_separate(DecodeWorld& world) {
   return time_of_copy(many, one, kLayers - 1, world.stream());
 }
 
-void measure(Report& report, Backend& backend, LayerKind kind,
-             const Target& target) {
+void measure(Report& report, Backend& backend, LayerKind kind, const Target& target) {
   ModelSpec spec;
   spec.layers.assign(kLayers, kind);
   DecodeWorld world(backend, spec, target.batch);
   const bool csa = kind == LayerKind::kCsa;
-  const std::string name = csa ? "CSA layer" : kind == LayerKind::kHca ? "HCA layer" : "sliding layer";
+  const std::string name = csa                       ? "CSA layer"
+                           : kind == LayerKind::kHca ? "HCA layer"
+                                                     : "sliding layer";
   // Of two appends behind one another, the second begins early where there is room for both.
   const std::string residency = concat("two grids: ", 2 * target.batch, " blocks on ",
                                        cuda::decode_append_places(kind, target.batch), " places");

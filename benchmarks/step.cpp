@@ -1,6 +1,6 @@
-// What does a whole decode step of the models cost: plan, one append a layer, commit? In one graph, as
-// an engine replays it, without the engine's own kernels. No state is touched again before
-// three times the L2 of other traffic; phases are mixed.
+// What does a whole decode step of the models cost: plan, one append a layer, commit? In one graph,
+// as an engine replays it, without the engine's own kernels. No state is touched again before three
+// times the L2 of other traffic; phases are mixed.
 #include <cstdio>
 #include <string>
 
@@ -52,8 +52,7 @@ int main(int argc, char** argv) {
       DecodeWorld world(*backend, spec, target.batch);
       const std::optional<double> at_most =
           flash && target.us > 0 ? std::optional(target.us) : std::nullopt;
-      report.add({name + " step", "batch", target.batch, time_of_step(world), at_most, {}, {},
-                  {}});
+      report.add({name + " step", "batch", target.batch, time_of_step(world), at_most, {}, {}, {}});
       world.check();
     }
   }

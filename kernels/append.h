@@ -1,6 +1,6 @@
-// Launches the cache work of one layer (see AppendParams). A decode shape takes one kernel. A ragged
-// shape takes one for each part that reads the seat, and a last one that writes the seat, only once
-// everything that reads it has been read.
+// Launches the cache work of one layer (see AppendParams). A decode shape takes one kernel. A
+// ragged shape takes one for each part that reads the seat, and a last one that writes the seat,
+// only once everything that reads it has been read.
 #pragma once
 
 #include <quire/kernels/params.h>
@@ -20,8 +20,8 @@ inline void launch_append(const AppendParams& params, Pdl pdl, CUstream_st* stre
                                   : launch_ragged_append(params, pdl, stream);
 }
 
-// Blocks, one a token, that the current device holds at once of the kernel that a decode append of so
-// many tokens launches. Two appends behind one another overlap as far as both find places.
+// Blocks, one a token, that the current device holds at once of the kernel that a decode append of
+// so many tokens launches. Two appends behind one another overlap as far as both find places.
 std::int64_t decode_append_places(LayerKind kind, std::int64_t tokens);
 
 // Load the kernels on the current device, so that no later launch does.

@@ -1,6 +1,6 @@
 // All cache work of one layer in a decode step, in one kernel (DESIGN 4, 7). A block is one token;
-// its warps have parts of their own: the compressor's entry or fold, the window entry, the indexer's
-// entry, and one that brings the next layer's state into L2.
+// its warps have parts of their own: the compressor's entry or fold, the window entry, the
+// indexer's entry, and one that brings the next layer's state into L2.
 //
 // Everything before the one wait may run beside the kernel in front: only plan records, immutable
 // weights and tables, and seat state of earlier steps are loaded there, each by its own helper, and
@@ -24,8 +24,8 @@ struct Roomy {
   using Keys = KeysPlace<2, Main::kThreads + Window::kThreads>;
   static constexpr int kOlderAtOnce = kC4Window - 1;
   static constexpr int kHcaRowsAhead = 2;
-  // Registers are what keeps two kernels apart. Bounded as if a block had 1,024 threads, 64 each: it
-  // has room beside a kernel in front that takes less than half of them.
+  // Registers are what keeps two kernels apart. Bounded as if a block had 1,024 threads, 64 each:
+  // it has room beside a kernel in front that takes less than half of them.
   static constexpr int kBoundThreads = 1024;
   static constexpr int kBlocksPerSm = 1;
 };
@@ -33,8 +33,7 @@ struct Roomy {
 // For more tokens than multiprocessors: two blocks have room on each.
 struct CrowdedCsa : Roomy {
   static constexpr int kOlderAtOnce = kC4Overlap;
-  static constexpr int kBoundThreads =
-      Main::kThreads + Window::kThreads + Keys::kThreads + kWarp;
+  static constexpr int kBoundThreads = Main::kThreads + Window::kThreads + Keys::kThreads + kWarp;
   static constexpr int kBlocksPerSm = 2;
 };
 struct CrowdedHca : Roomy {
@@ -193,8 +192,8 @@ __device__ void decode_window(const AppendParams& params, std::int64_t input_row
   if (!token.live) return;
 
   finish_window<P>(params, finish,
-                        load_input<P::kPerThread>(params.window.rows, input_row, P::channel()),
-                        entry, record.seat, scratch);
+                   load_input<P::kPerThread>(params.window.rows, input_row, P::channel()), entry,
+                   record.seat, scratch);
 }
 
 // --- Compressor of an HCA layer ---
@@ -280,16 +279,14 @@ __global__ void __launch_bounds__(Parts::kBoundThreads, Parts::kBlocksPerSm)
   begin(params);
   const auto thread = static_cast<int>(threadIdx.x);
   if (thread < Main::kThreads) {
-    has(params.csa.rows)
-        ? decode_csa<Main, Parts::kOlderAtOnce>(params, blockIdx.x, main)
-        : wait_and_trigger();
+    has(params.csa.rows) ? decode_csa<Main, Parts::kOlderAtOnce>(params, blockIdx.x, main)
+                         : wait_and_trigger();
   } else if (thread < kHcaThreads<Parts>) {
     has(params.window.rows) ? decode_window<Window>(params, blockIdx.x, window)
                             : wait_and_trigger();
   } else if (thread < kCsaThreads<Parts>) {
-    has(params.indexer.rows)
-        ? decode_csa<Keys, Parts::kOlderAtOnce>(params, blockIdx.x, keys)
-        : wait_and_trigger();
+    has(params.indexer.rows) ? decode_csa<Keys, Parts::kOlderAtOnce>(params, blockIdx.x, keys)
+                             : wait_and_trigger();
   } else {
     decode_prefetch(params, blockIdx.x);
   }
@@ -330,7 +327,8 @@ Choice choose(LayerKind kind, std::int64_t tokens) {
     case LayerKind::kCsa:
       if (crowded) return {append_csa<CrowdedCsa>, kCsaThreads<CrowdedCsa> + kWarp};
       return {append_csa<Roomy>, kCsaThreads<Roomy> + kWarp};
-    case LayerKind::kSliding: break;
+    case LayerKind::kSliding:
+      break;
   }
   return {append_window, kWindowThreads};
 }
@@ -340,9 +338,9 @@ Choice choose(LayerKind kind, std::int64_t tokens) {
 void launch_decode_append(const AppendParams& params, Pdl pdl, cudaStream_t stream) {
   AppendParams decode = params;
   decode.load_after_wait = params.load_after_wait || pdl == Pdl::kWaitOnly;
-  const LayerKind kind = has(params.hca.rows)                                ? LayerKind::kHca
+  const LayerKind kind = has(params.hca.rows)                               ? LayerKind::kHca
                          : has(params.csa.rows) || has(params.indexer.rows) ? LayerKind::kCsa
-                                                                             : LayerKind::kSliding;
+                                                                            : LayerKind::kSliding;
   const Choice choice = choose(kind, params.shape.tokens);
   launch(choice.kernel, linear_grid(params.shape.tokens),
          dim3(static_cast<unsigned>(choice.threads)), 0, stream, pdl != Pdl::kOff, decode);

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include <quire/kernels/params.h>
-#include <quire/kernels/pool.cuh>
 #include <quire/planner/plan_rule.h>
+#include <quire/kernels/pool.cuh>
 
 namespace quire::cuda {
 
@@ -32,10 +32,9 @@ __device__ float* state_row(const CsaPart& part, std::int64_t seat, std::int32_t
 
 // Pooled channels to stored bytes. All threads of the entry call it.
 template <class P>
-__device__ void finish_csa(const AppendParams& params, const CsaPart& part,
-                           const Finish<P>& finish, const Folds<P::kPerThread>& folds,
-                           std::int64_t location, std::int32_t seat,
-                           Scratch<P>& scratch) {
+__device__ void finish_csa(const AppendParams& params, const CsaPart& part, const Finish<P>& finish,
+                           const Folds<P::kPerThread>& folds, std::int64_t location,
+                           std::int32_t seat, Scratch<P>& scratch) {
   auto x = normalise<P>(pooled(folds), finish.weight, params.norm_eps, scratch);
   if (is_rotated<P>()) x = rotate(x, finish.rotation);
   if constexpr (P::kDim == kHeadDim) {

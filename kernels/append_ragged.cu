@@ -1,6 +1,6 @@
-// All cache work of one layer in a ragged step (DESIGN 4, 7): entries first, one kernel for each kind
-// of entry, and the seat last, once everything that reads it has been read. Nothing that a kernel in
-// front may write is loaded before the wait.
+// All cache work of one layer in a ragged step (DESIGN 4, 7): entries first, one kernel for each
+// kind of entry, and the seat last, once everything that reads it has been read. Nothing that a
+// kernel in front may write is loaded before the wait.
 //
 // Entries stream: few blocks stay for the whole step and have the rows of their next entry on their
 // way to shared memory while they fold and store the one in front. How many entries there are
@@ -53,8 +53,8 @@ struct alignas(kLineBytes) CsaStage {
 struct CsaEntry {
   std::int64_t input_row = 0;  // of the closing token
   std::int32_t position = 0;
-  int first = 0;       // window row that starts the fold
-  int from_state = 0;  // leading window rows that stand in the seat
+  int first = 0;                       // window row that starts the fold
+  int from_state = 0;                  // leading window rows that stand in the seat
   const TokenRecord* token = nullptr;  // null: no entry
 
   __device__ bool live() const { return token != nullptr; }
@@ -74,11 +74,10 @@ __device__ inline PlanRecord record_at(const AppendParams& params, std::int64_t 
   return {kPaddingRaggedId, kPaddingRaggedId, kPaddingRaggedId, kPaddingRaggedId};
 }
 
-// Sends half of the entry's rows, those from `begin`; of the first entry of a sequence there is only
-// the second half.
+// Sends half of the entry's rows, those from `begin`; of the first entry of a sequence there is
+// only the second half.
 template <class P, ElementType kType>
-__device__ void send_rows(const CsaPart& part, const CsaEntry& entry, int begin,
-                          CsaStage& stage) {
+__device__ void send_rows(const CsaPart& part, const CsaEntry& entry, int begin, CsaStage& stage) {
   constexpr int kElement = kType == ElementType::kFloat32 ? 4 : 2;
   constexpr int kBytes = kPerThread * kElement;
   if (entry.live() && begin >= entry.first) {
@@ -100,9 +99,9 @@ __device__ void send_rows(const CsaPart& part, const CsaEntry& entry, int begin,
     if (all_input) return commit_copies();
 #pragma unroll 1
     for (int i = 0; i < min_of(entry.from_state - begin, kHalfRows); ++i) {
-      const float* state = state_row<P>(part, entry.token->seat,
-                                        entry.position - (kC4Window - 1) + begin + i) +
-                           value_channel<P>(begin);
+      const float* state =
+          state_row<P>(part, entry.token->seat, entry.position - (kC4Window - 1) + begin + i) +
+          value_channel<P>(begin);
       copy_to_shared<kPieceBytes, false>(stage.pieces[2 * i][threadIdx.x], state);
       copy_to_shared<kPieceBytes, false>(stage.pieces[2 * i + 1][threadIdx.x], state + kToScores);
     }
@@ -325,9 +324,9 @@ struct WindowItem {
 
 __device__ inline WindowItem load_window_item(const AppendParams& params, std::int64_t input_row) {
   const TokenRecord& token = params.tokens[input_row];
-  return {load_input<WindowPlace::kPerThread>(params.window.rows, input_row,
-                                              WindowPlace::channel()),
-          token.seat, token.position, token.ring_location, token.scratch_location};
+  return {
+      load_input<WindowPlace::kPerThread>(params.window.rows, input_row, WindowPlace::channel()),
+      token.seat, token.position, token.ring_location, token.scratch_location};
 }
 
 __device__ void append_window_entry(const AppendParams& params, const WindowItem& item,
@@ -489,8 +488,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Blocks for all the work that the shape can have, but no more than stay at once: each goes on until
-// nothing is left.
+// Blocks for all the work that the shape can have, but no more than stay at once: each goes on
+// until nothing is left.
 std::int64_t blocks_of(std::int64_t most, int blocks_per_sm) {
   return min_of(most, std::int64_t{multiprocessors()} * blocks_per_sm);
 }
@@ -516,7 +515,8 @@ void launch_ragged_append(const AppendParams& params, Pdl pdl, cudaStream_t stre
     constexpr std::size_t kSharedBytes = kCsaStages * sizeof(CsaStage);
     allow_shared_bytes(kernel, kSharedBytes);
     run(kernel,
-        (csa ? entries : 0) + (indexer ? ceil_div<std::int64_t>(entries, kEntriesPerBlock<Keys>) : 0),
+        (csa ? entries : 0) +
+            (indexer ? ceil_div<std::int64_t>(entries, kEntriesPerBlock<Keys>) : 0),
         kCsaBlocksPerSm, kSharedBytes);
   }
   // One block even for no work: it is the one that reports a missing plan.

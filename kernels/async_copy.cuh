@@ -1,6 +1,6 @@
 // Copies from global to shared memory that run beside the thread: only ever after the wait. What a
-// warp copies begins at a line (kLineBytes) on both sides: one that crosses lines in shared memory is
-// moved twice.
+// warp copies begins at a line (kLineBytes) on both sides: one that crosses lines in shared memory
+// is moved twice.
 #pragma once
 
 #include <cstddef>

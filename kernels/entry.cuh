@@ -1,6 +1,6 @@
 // From pooled or raw channels to stored bytes, on the device (SPEC 3.1 to 3.7): norm, RoPE,
-// Hadamard, quantise, store. An entry is worked on by a group of threads of a block, each with a few
-// consecutive channels: how many is the kernel's choice.
+// Hadamard, quantise, store. An entry is worked on by a group of threads of a block, each with a
+// few consecutive channels: how many is the kernel's choice.
 //
 // All float operations are those of exact_math.h and fp8.h. What may be loaded before the wait
 // (docs/PDL.md) has a helper of its own: load_constant, load_state, load_record.
@@ -271,8 +271,7 @@ __device__ inline float tree_sum(const float* terms) {
 // The index-bit tree of SPEC 3.7: the lowest channel bits in registers, the next five across the
 // warp, the others across the entry's warps.
 template <class P>
-__device__ inline float sum_of_squares(const typename P::Values& c,
-                                       Scratch<P>& scratch) {
+__device__ inline float sum_of_squares(const typename P::Values& c, Scratch<P>& scratch) {
   float squares[P::kPerThread];
 #pragma unroll
   for (int k = 0; k < P::kPerThread; ++k) squares[k] = exact::mul(c.v[k], c.v[k]);
@@ -332,8 +331,7 @@ __device__ inline Channels<kCount> rotate(const Channels<kCount>& x,
   Channels<kCount> y;
 #pragma unroll
   for (int k = 0; k < kCount; k += 2) {
-    const exact::Pair pair =
-        exact::rotate({x.v[k], x.v[k + 1]}, rotation.v[k], rotation.v[k + 1]);
+    const exact::Pair pair = exact::rotate({x.v[k], x.v[k + 1]}, rotation.v[k], rotation.v[k + 1]);
     y.v[k] = pair.x;
     y.v[k + 1] = pair.y;
   }
@@ -372,8 +370,7 @@ __device__ inline float butterfly_half(float own, float other, bool is_upper) {
 }
 
 template <class P>
-__device__ inline typename P::Values hadamard(typename P::Values x,
-                                              Scratch<P>& scratch) {
+__device__ inline typename P::Values hadamard(typename P::Values x, Scratch<P>& scratch) {
 #pragma unroll
   for (int step = 1; step < P::kPerThread; step *= 2) {
 #pragma unroll
@@ -393,8 +390,7 @@ __device__ inline typename P::Values hadamard(typename P::Values x,
     static_assert(P::kWarps == 2);
     store_channels(scratch.channels + P::channel(), x);
     P::sync();
-    const auto other =
-        load_fresh<P::kPerThread>(scratch.channels + (P::channel() ^ (P::kDim / 2)));
+    const auto other = load_fresh<P::kPerThread>(scratch.channels + (P::channel() ^ (P::kDim / 2)));
     const bool is_upper = P::channel() >= P::kDim / 2;
 #pragma unroll
     for (int k = 0; k < P::kPerThread; ++k) {
@@ -543,8 +539,8 @@ __device__ inline IndexerEntry indexer_entry(const EntryPool& pool, std::int64_t
   return {pool.indexer_values(location), reinterpret_cast<float*>(pool.indexer_scale(location))};
 }
 
-// Indexer entry: `x` is final, fp32. All threads of the entry call it, and of all entries that share
-// a warp.
+// Indexer entry: `x` is final, fp32. All threads of the entry call it, and of all entries that
+// share a warp.
 template <class P>
 __device__ inline void store_indexer_entry(const IndexerEntry& entry, const typename P::Values& x,
                                            float scale_floor, std::int32_t seat,

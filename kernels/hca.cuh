@@ -1,13 +1,13 @@
-// The fold of HCA layers on the device: rows of a batch row in ascending order, 512 channels a block
-// (SPEC 2, 3.7). The state of a seat is the fold itself, in banks by position (DESIGN 4). Decode
-// steps and short rows have a few rows at most, which registers hold; long spans are in
+// The fold of HCA layers on the device: rows of a batch row in ascending order, 512 channels a
+// block (SPEC 2, 3.7). The state of a seat is the fold itself, in banks by position (DESIGN 4).
+// Decode steps and short rows have a few rows at most, which registers hold; long spans are in
 // hca_stream.cuh.
 #pragma once
 
 #include <cstdint>
 
-#include <quire/kernels/pool.cuh>
 #include <quire/planner/plan_rule.h>
+#include <quire/kernels/pool.cuh>
 
 namespace quire::cuda {
 
@@ -110,8 +110,7 @@ struct ShortRows {
 // kRowsAhead rows is loaded. After the wait.
 template <class P, int kRowsAhead, class Folded>
 __device__ inline void fold_short(Folds<P::kPerThread>& folds, ShortRows<P, kRowsAhead>& rows,
-                                  const HcaPart& part, const HcaSpan& span,
-                                  const Folded& folded) {
+                                  const HcaPart& part, const HcaSpan& span, const Folded& folded) {
 #pragma unroll 1
   for (int i = 0; i < span.count; i += kRowsAhead) {
     if (i > 0) rows.load_bias(part, span, i);

@@ -1,5 +1,5 @@
-// Long spans of HCA rows, through shared memory: a block folds one entry, so threads are few and each
-// has much to wait for. The next rows are on their way while it folds the one in front.
+// Long spans of HCA rows, through shared memory: a block folds one entry, so threads are few and
+// each has much to wait for. The next rows are on their way while it folds the one in front.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace quire::cuda {
 inline constexpr int kStages = 8;  // rows on their way
 using StreamPlace = MainPlace<4>;  // copies of 16 bytes
 
-// Rows on their way: values, scores and bias of each. Each thread reads what it has copied itself, so
-// no barrier is needed.
+// Rows on their way: values, scores and bias of each. Each thread reads what it has copied itself,
+// so no barrier is needed.
 struct alignas(kLineBytes) HcaStages {
   static constexpr int kRow = static_cast<int>(kHeadDim * sizeof(float));
   std::byte bytes[kStages][3 * kRow];

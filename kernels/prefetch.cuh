@@ -7,13 +7,13 @@
 #include <cstdint>
 
 #include <quire/kernels/params.h>
-#include <quire/kernels/pool.cuh>
 #include <quire/planner/plan_rule.h>
+#include <quire/kernels/pool.cuh>
 
 namespace quire::cuda {
 
-// Line `line` of `floats` floats; null or behind them: nothing. To be evicted last: an engine streams
-// weights past it, as many as the L2 holds, before it is read (docs/PERFORMANCE.md).
+// Line `line` of `floats` floats; null or behind them: nothing. To be evicted last: an engine
+// streams weights past it, as many as the L2 holds, before it is read (docs/PERFORMANCE.md).
 __device__ inline void prefetch_line(const float* from, std::int64_t floats, int line) {
   constexpr int kLineFloats = kLineBytes / static_cast<int>(sizeof(float));
   if (from == nullptr || line * kLineFloats >= floats) return;
@@ -26,7 +26,8 @@ template <std::int64_t kDim>
 __device__ inline void prefetch_older_rows(const float* state, std::int32_t ring_tokens,
                                            const TokenRecord& token, int lane) {
   constexpr int kOlder = kC4Window - 1;
-  constexpr int kQuarterLines = static_cast<int>(kDim) * static_cast<int>(sizeof(float)) / kLineBytes;
+  constexpr int kQuarterLines =
+      static_cast<int>(kDim) * static_cast<int>(sizeof(float)) / kLineBytes;
   if (state == nullptr) return;
   const int first = first_window_row(token.position);
   const int end = min_of(window_len(kCsaRule, token.index), kOlder);

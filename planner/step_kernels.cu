@@ -2,8 +2,8 @@
 // nothing is staged and nothing can be overwritten on the way; `commit` moves lengths by seat.
 #include <cstring>
 
-#include <quire/kernels/pdl.cuh>
 #include <quire/planner/apply_chunks.h>
+#include <quire/kernels/pdl.cuh>
 #include <quire/planner/planner.cuh>
 
 namespace quire::cuda {

@@ -141,9 +141,10 @@ void DeviceCache::use_sink(PageId page) {
 void DeviceCache::check_can_apply(StreamView stream) const {
   state_->check_usable();
   state_->backend.check_stream(stream);
-  QUIRE_CHECK(!state_->backend.is_capturing(stream),
-              "DeviceCache: apply and clear on a stream that is capturing: they differ from step to "
-              "step, enqueue them outside of the graph");
+  QUIRE_CHECK(
+      !state_->backend.is_capturing(stream),
+      "DeviceCache: apply and clear on a stream that is capturing: they differ from step to "
+      "step, enqueue them outside of the graph");
 }
 
 void DeviceCache::State::break_half_applied(StepId id, const char* why) {
@@ -231,8 +232,8 @@ Pdl effective_pdl(const PlanBufferState& buffer, StepShape shape, StreamView str
   return wanted;
 }
 
-// What a decode append of the layer in front brings into L2. Nothing behind the last layer: the next
-// step has other positions.
+// What a decode append of the layer in front brings into L2. Nothing behind the last layer: the
+// next step has other positions.
 NextLayer next_layer(const LayerState& layer, std::int64_t csa_ring_tokens,
                      std::int64_t hca_banks) {
   if (!layer.binding.has_value()) return {};
@@ -333,8 +334,8 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
                     of_layer.indexer_state, state.layout.csa_ring_tokens, of_layer.indexer_pages);
   params.hca = make_hca_part(rows.hca, binding, of_layer, state.limits.hca_banks());
   if (shape.is_decode() && index + 1 < state.layers.size()) {
-    params.next = next_layer(state.layers[index + 1], state.layout.csa_ring_tokens,
-                             state.limits.hca_banks());
+    params.next =
+        next_layer(state.layers[index + 1], state.layout.csa_ring_tokens, state.limits.hca_banks());
   }
   params.rope = *rope;
   params.norm_eps = state.options.norm_eps;

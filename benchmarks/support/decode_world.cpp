@@ -52,7 +52,8 @@ Limits limits_of(std::int64_t batch, std::int64_t sets) {
 
 std::int64_t floats_of(const ModelSpec& spec, std::int64_t batch, std::int64_t sets) {
   return batch * kPrefillMax * Widths::kAll + kRopeFloats +
-         static_cast<std::int64_t>(spec.layers.size()) * kLayerWeights + round_up<std::int64_t>(batch * sets, 4) + 4;
+         static_cast<std::int64_t>(spec.layers.size()) * kLayerWeights +
+         round_up<std::int64_t>(batch * sets, 4) + 4;
 }
 
 }  // namespace
@@ -102,8 +103,7 @@ AppendInputs DecodeWorld::inputs_of(std::int64_t layer) const {
     inputs.csa.data = compressors;
     inputs.indexer.data = compressors + batch_ * kPrefillMax * Widths::kCsa;
   } else if (kind == LayerKind::kHca) {
-    inputs.hca.data =
-        compressors + batch_ * kPrefillMax * (Widths::kCsa + Widths::kIndexer);
+    inputs.hca.data = compressors + batch_ * kPrefillMax * (Widths::kCsa + Widths::kIndexer);
   }
   return inputs;
 }
@@ -149,7 +149,8 @@ void DecodeWorld::upload_seats() {
   }
   std::byte* end = memory_.data() + memory_.bytes();
   set_ = reinterpret_cast<std::int32_t*>(end - 16);
-  auto* to = reinterpret_cast<std::int32_t*>(end - 16 - round_up<std::int64_t>(batch_ * sets_, 4) * 4);
+  auto* to =
+      reinterpret_cast<std::int32_t*>(end - 16 - round_up<std::int64_t>(batch_ * sets_, 4) * 4);
   backend_->copy(to, seats.data(), static_cast<std::int64_t>(seats.size()) * 4, stream_);
   backend_->fill(set_, 0, 16, stream_);
   stream_.wait();
@@ -158,19 +159,19 @@ void DecodeWorld::upload_seats() {
 
 void DecodeWorld::next_set() {
   const DeviceCache& cache = cache_->device();
-  enqueue_next_set({seats_, set_, static_cast<std::int32_t>(batch_),
-                    static_cast<std::int32_t>(sets_), static_cast<std::int32_t>(kDecoded),
-                    cache.plan_buffer(PlanBufferId(0)), cache.step_table()},
-                   stream_);
+  enqueue_next_set(
+      {seats_, set_, static_cast<std::int32_t>(batch_), static_cast<std::int32_t>(sets_),
+       static_cast<std::int32_t>(kDecoded), cache.plan_buffer(PlanBufferId(0)), cache.step_table()},
+      stream_);
 }
 
 void DecodeWorld::check() {
   DeviceReport report{};
   cache_->device().report(PlanBufferId(0), &report, stream_);
   stream_.wait();
-  const std::int32_t inert = report.rows_at_limit + report.rows_stopped +
-                             report.rows_out_of_steps + report.rows_wrong_shape +
-                             report.rows_kept_wrong + report.appends_unplanned;
+  const std::int32_t inert = report.rows_at_limit + report.rows_stopped + report.rows_out_of_steps +
+                             report.rows_wrong_shape + report.rows_kept_wrong +
+                             report.appends_unplanned;
   QUIRE_CHECK(inert == 0, "the benchmark ran inert rows: ", inert);
 }
 
@@ -192,8 +193,7 @@ void DecodeWorld::enqueue_commit() {
 void DecodeWorld::touch_rows() {
   auto* rows = reinterpret_cast<float*>(memory_.data());
   std::int64_t part = 0;
-  for (const std::int64_t width :
-       {Widths::kWindow, Widths::kCsa, Widths::kIndexer, Widths::kHca}) {
+  for (const std::int64_t width : {Widths::kWindow, Widths::kCsa, Widths::kIndexer, Widths::kHca}) {
     touch(rows + batch_ * kPrefillMax * part, batch_ * width, stream_);
     part += width;
   }

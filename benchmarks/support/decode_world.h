@@ -1,7 +1,7 @@
 // A cache in the middle of serving: requests of random lengths, so that phases are mixed, of which
-// each replay decodes one token of the next `batch`. There are so many sets of them that a set comes
-// back only after three times the L2 of other traffic. Weights differ from layer to layer; input rows
-// are shared by all layers of a kind, as activations are.
+// each replay decodes one token of the next `batch`. There are so many sets of them that a set
+// comes back only after three times the L2 of other traffic. Weights differ from layer to layer;
+// input rows are shared by all layers of a kind, as activations are.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ class DecodeWorld {
   Stream stream_;
   std::unique_ptr<CacheManager> cache_;
   MemoryPool pool_;
-  Memory memory_;  // input rows, then weights
+  Memory memory_;                        // input rows, then weights
   std::vector<RequestId> requests_;      // [sets x batch]
   const std::int32_t* seats_ = nullptr;  // [sets x batch] on the device
   std::int32_t* set_ = nullptr;          // the next, on the device

@@ -1,5 +1,5 @@
-// Names another set of seats in the plan buffer between two replays, on the device: an update from the
-// host would do the same, but the host could not keep up with steps that do nothing else.
+// Names another set of seats in the plan buffer between two replays, on the device: an update from
+// the host would do the same, but the host could not keep up with steps that do nothing else.
 #pragma once
 
 #include <cstdint>

@@ -59,8 +59,8 @@ Report::Report(std::string program, std::string question, int argc, char** argv)
 
 void Report::add(const Figure& figure) {
   std::printf("  %-34s %5s %7lld %9.2f us (p10 %.2f, p90 %.2f)", figure.name.c_str(),
-              figure.axis.c_str(), static_cast<long long>(figure.size),
-              us(figure.seconds.median), us(figure.seconds.p10), us(figure.seconds.p90));
+              figure.axis.c_str(), static_cast<long long>(figure.size), us(figure.seconds.median),
+              us(figure.seconds.p10), us(figure.seconds.p90));
   if (figure.bytes) {
     const double rate = *figure.bytes / figure.seconds.median;
     std::printf("  %.2f TB/s", rate * 1e-12);

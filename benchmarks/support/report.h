@@ -17,8 +17,8 @@ struct Figure {
   std::string axis;
   std::int64_t size = 0;
   Distribution seconds;
-  std::optional<double> at_most_us;  // the figure to reach
-  std::optional<double> bytes;       // moved at least; gives a rate
+  std::optional<double> at_most_us;     // the figure to reach
+  std::optional<double> bytes;          // moved at least; gives a rate
   std::optional<double> at_least_rate;  // bytes a second to reach
   std::string note;
 };

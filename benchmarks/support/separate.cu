@@ -13,8 +13,8 @@ constexpr int kPerThread = 4;
 constexpr int kThreads = cuda::MainPlace<kPerThread>::kThreads;
 constexpr int kKeysPerBlock = kThreads / cuda::KeysPlace<kPerThread>::kThreads;
 constexpr std::int64_t kRing = 8;
-constexpr std::int64_t kStateFloats = kRing * 4 * (kMain + kKeys);      // of a seat and layer
-constexpr std::int64_t kWeightFloats = (8 + 1) * (kMain + kKeys);       // of a layer
+constexpr std::int64_t kStateFloats = kRing * 4 * (kMain + kKeys);  // of a seat and layer
+constexpr std::int64_t kWeightFloats = (8 + 1) * (kMain + kKeys);   // of a layer
 constexpr std::int64_t kPositions = 1024;
 
 struct FinishParams {
@@ -76,8 +76,8 @@ void SeparateOperations::enqueue(int layer) {
   const AppendInputs inputs = world_->inputs_of(layer);
   float* rope = reinterpret_cast<float*>(memory_.data());
   float* pooled = rope + kPositions * kRopeDim;
-  float* state = pooled + batch_ * (kMain + kKeys) +
-                 layer * (seats_ * kStateFloats + kWeightFloats);
+  float* state =
+      pooled + batch_ * (kMain + kKeys) + layer * (seats_ * kStateFloats + kWeightFloats);
   float* weights = state + seats_ * kStateFloats;
 
   const auto compress = [&](int dim, void* at, const void* input, const void* bias, void* output) {
@@ -99,15 +99,26 @@ void SeparateOperations::enqueue(int layer) {
   const float* norms = weights + 8 * (kMain + kKeys);
   const LayerId id(layer);
   const RopeTable table{rope, kPositions, RopeLayout::kInterleaved};
-  const FinishParams main{pooled, norms, views.positions, views.csa_locations, batch_, table,
+  const FinishParams main{pooled,
+                          norms,
+                          views.positions,
+                          views.csa_locations,
+                          batch_,
+                          table,
                           world_->cache().device().csa_pages(id)};
-  const FinishParams indexer{keys,  norms + kMain, views.positions, views.csa_locations,
-                             batch_, table,        world_->cache().device().indexer_pages(id)};
+  const FinishParams indexer{keys,
+                             norms + kMain,
+                             views.positions,
+                             views.csa_locations,
+                             batch_,
+                             table,
+                             world_->cache().device().indexer_pages(id)};
   const cudaStream_t handle = stream.view().cuda();
-  cuda::launch(finish_kernel<kMain>, cuda::linear_grid(batch_), dim3(kThreads), 0, handle,
-               true, main);
-  cuda::launch(finish_kernel<kKeys>, cuda::linear_grid(ceil_div<std::int64_t>(batch_, kKeysPerBlock)),
-               dim3(kThreads), 0, handle, true, indexer);
+  cuda::launch(finish_kernel<kMain>, cuda::linear_grid(batch_), dim3(kThreads), 0, handle, true,
+               main);
+  cuda::launch(finish_kernel<kKeys>,
+               cuda::linear_grid(ceil_div<std::int64_t>(batch_, kKeysPerBlock)), dim3(kThreads), 0,
+               handle, true, indexer);
   AppendInputs window;
   window.window = inputs.window;
   world_->enqueue_append(layer, window, Pdl::kPrologue);

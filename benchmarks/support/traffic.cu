@@ -2,8 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include <quire/kernels/pdl.cuh>
 #include <quire/runtime/cuda/check.h>
+#include <quire/kernels/pdl.cuh>
 
 namespace quire::bench {
 namespace {
@@ -21,8 +21,8 @@ __device__ std::int64_t grid_thread() {
 __device__ std::int64_t grid_threads() { return static_cast<std::int64_t>(gridDim.x) * blockDim.x; }
 
 // `sink` is never written: no sum of random words comes out as the key.
-__global__ void __launch_bounds__(kThreads) read_kernel(const uint4* from, std::int64_t count,
-                                                        std::uint32_t* sink) {
+__global__ void __launch_bounds__(kThreads)
+    read_kernel(const uint4* from, std::int64_t count, std::uint32_t* sink) {
   std::uint32_t sum = 0;
   const std::int64_t step = grid_threads() * kVectors;
   for (std::int64_t i = grid_thread(); i < count; i += step) {
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kThreads) write_kernel(uint4* to, std::int64_t
   }
 }
 
-__global__ void __launch_bounds__(kThreads) fill_kernel(float* to, std::int64_t count,
-                                                        std::uint32_t seed) {
+__global__ void __launch_bounds__(kThreads)
+    fill_kernel(float* to, std::int64_t count, std::uint32_t seed) {
   for (std::int64_t i = grid_thread(); i < count; i += grid_threads()) {
     auto x = (static_cast<std::uint32_t>(i) ^ seed) * 0x9E3779B9u;
     x ^= x >> 15;
@@ -128,9 +128,12 @@ void touch(float* at, std::int64_t count, const Stream& stream) {
 
 void enqueue_empty(Empty kind, const Stream& stream) {
   switch (kind) {
-    case Empty::kPlain: return launch_empty(empty_plain, false, stream.view().cuda());
-    case Empty::kWait: return launch_empty(empty_wait, true, stream.view().cuda());
-    case Empty::kWaitTrigger: return launch_empty(empty_wait_trigger, true, stream.view().cuda());
+    case Empty::kPlain:
+      return launch_empty(empty_plain, false, stream.view().cuda());
+    case Empty::kWait:
+      return launch_empty(empty_wait, true, stream.view().cuda());
+    case Empty::kWaitTrigger:
+      return launch_empty(empty_wait_trigger, true, stream.view().cuda());
   }
 }
 
@@ -146,10 +149,14 @@ Ceilings measure_ceilings(Backend& backend, const Stream& stream) {
   };
   constexpr auto kBytes = static_cast<double>(kCeilingBytes);
   Ceilings ceilings;
-  ceilings.copy = 2 * kBytes / time_of_eager([&] {
-                                 backend.copy(memory.data() + kCeilingBytes, memory.data(),
-                                              kCeilingBytes, stream);
-                               }, stream).median;
+  ceilings.copy =
+      2 * kBytes /
+      time_of_eager(
+          [&] {
+            backend.copy(memory.data() + kCeilingBytes, memory.data(), kCeilingBytes, stream);
+          },
+          stream)
+          .median;
   ceilings.read = rate(2 * kBytes, [&] {
     read_kernel<<<blocks(), kThreads, 0, handle>>>(data, memory.bytes() / 16, nullptr);
     QUIRE_CUDA_CHECK(cudaGetLastError());

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include <quire/kernels/entry.cuh>
 #include <quire/kernels/exact_math.h>
 #include <quire/kernels/fp8.h>
 #include <quire/runtime/cuda/check.h>
+#include <quire/kernels/entry.cuh>
 
 #include "tests/support/device_array.h"
 #include "tests/support/npy.h"
@@ -117,8 +117,7 @@ __global__ void norm_kernel(const float* in, const float* weight, float* out) {
   __shared__ cuda::Scratch<P> scratch;
   const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * P::kDim + P::channel();
   const auto y = cuda::normalise<P>(cuda::load_fresh<P::kPerThread>(in + at),
-                                    cuda::load_fresh<P::kPerThread>(weight + at), 1e-6f,
-                                    scratch);
+                                    cuda::load_fresh<P::kPerThread>(weight + at), 1e-6f, scratch);
   cuda::store_channels(out + at, y);
 }
 
@@ -130,8 +129,8 @@ void check_norm(const std::string& name) {
   const auto in = f.array(input.values);
   const auto weight = f.array(kat<float>(name + "_weight").values);
   const auto rows = static_cast<unsigned>(input.dim(0));
-  norm_kernel<P><<<rows, P::kThreads, 0, f.stream.view().cuda()>>>(in.data(), weight.data(),
-                                                                       out.data());
+  norm_kernel<P>
+      <<<rows, P::kThreads, 0, f.stream.view().cuda()>>>(in.data(), weight.data(), out.data());
   QUIRE_CUDA_CHECK(cudaGetLastError());
   f.stream.wait();
   check_floats(out.download(), kat<float>(name + "_out").values);
@@ -178,8 +177,7 @@ void check_hadamard() {
   const auto in = f.array(input.values);
   auto out = f.empty<float>(in.size());
   const auto rows = static_cast<unsigned>(input.dim(0));
-  hadamard_kernel<P>
-      <<<rows, P::kThreads, 0, f.stream.view().cuda()>>>(in.data(), out.data());
+  hadamard_kernel<P><<<rows, P::kThreads, 0, f.stream.view().cuda()>>>(in.data(), out.data());
   QUIRE_CUDA_CHECK(cudaGetLastError());
   f.stream.wait();
   check_floats(out.download(), kat<float>("hadamard_out").values);
@@ -246,15 +244,14 @@ struct ScaleByte {
   std::uint8_t* out;
   float floor;
   __device__ void operator()(int h) const {
-    out[h] = exact::scale_byte(
-        exact::max_num(exact::from_bf16(static_cast<std::uint16_t>(h)), floor));
+    out[h] =
+        exact::scale_byte(exact::max_num(exact::from_bf16(static_cast<std::uint16_t>(h)), floor));
   }
 };
 
 TEST_CASE("every positive bf16 has the known scale byte on the GPU, for both floors") {
-  for (const auto& [name, floor] :
-       {std::pair("ue8m0_floor_1e-4_of_every_positive_bf16", 1e-4f),
-        std::pair("ue8m0_floor_1e-8_of_every_positive_bf16", 1e-8f)}) {
+  for (const auto& [name, floor] : {std::pair("ue8m0_floor_1e-4_of_every_positive_bf16", 1e-4f),
+                                    std::pair("ue8m0_floor_1e-8_of_every_positive_bf16", 1e-8f)}) {
     Fixture f;
     auto out = f.empty<std::uint8_t>(0x7F81);  // the NaN patterns above are unused
     for_each(f.stream, out.size(), ScaleByte{out.data(), floor});
