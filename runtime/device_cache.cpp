@@ -47,13 +47,22 @@ DeviceCache::State::State(Backend& b, const ModelSpec& s, const Limits& l,
   check_known_answers();
   open_memory();
   place();
-  backend.fill(base, 0, layout.bytes().total(), stream);
-  stream.wait();
+  zero_everything();
   const CacheBytes sizes = layout.bytes();
   log(LogLevel::kInfo, "device cache opened: ", spec.layers.size(), " layers, ", limits.pages,
       " pages, ", limits.seats_max, " seats; bytes: pages ", sizes.pages, ", seats ", sizes.seats,
       ", scratch ", sizes.scratch, ", step table ", sizes.step_table, ", plan buffers ",
       sizes.plan_buffers);
+}
+
+void DeviceCache::State::zero_everything() {
+  try {
+    backend.fill(base, 0, layout.bytes().total(), stream);
+    stream.wait();
+  } catch (...) {
+    backend.wait_for_all();  // the engine may take its memory back at once
+    throw;
+  }
 }
 
 void DeviceCache::State::open_memory() {
@@ -149,15 +158,20 @@ std::size_t DeviceCache::State::index_of(PlanBufferId buffer) const {
 
 // Plan buffers and scratch are working memory: what they hold means nothing without an update.
 void DeviceCache::State::clear(StreamView on) {
-  for (const MemoryPart& part : {layout.pages, layout.seats, layout.step_table}) {
-    if (part.bytes > 0) backend.fill(base + part.offset, 0, part.bytes, on);
-  }
-  log(LogLevel::kInfo, "device cache cleared");
+  const auto what = [] { return "the clear"; };
+  do_whole(what, [&](bool& begun) {
+    for (const MemoryPart& part : {layout.pages, layout.seats, layout.step_table}) {
+      if (part.bytes == 0) continue;
+      backend.fill(base + part.offset, 0, part.bytes, on);
+      begun = true;
+    }
+  });
   next_id = 0;
   for (PlanBufferState& buffer : buffers) {
     buffer.applied.reset();
     buffer.start_visit();
   }
+  log(LogLevel::kInfo, "device cache cleared");
 }
 
 DeviceCache::DeviceCache(Backend& backend, const ModelSpec& spec, const Limits& limits,

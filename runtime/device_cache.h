@@ -184,7 +184,7 @@ class DeviceCache {
   void report(PlanBufferId buffer, DeviceReport* to, StreamView stream) const;
 
   // Zeroes pages, seats and step table in place, in stream order; graphs stay valid. Together with
-  // `Ledger::reset`.
+  // `Ledger::reset`. Where the machine fails halfway, every later call says so.
   void clear(StreamView stream);
 
   // The regions, for tests and for engines that copy memory themselves.

@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -93,10 +94,36 @@ struct DeviceCache::State {
   std::string broken;  // why every later call is refused
 
   void check_usable() const;
-  void break_half_applied(StepId id, const char* why);  // refuses every later call
+  // Runs `body(begun)`, which enqueues several things that hold only together. What it throws
+  // passes through; where `begun` was set by then, half is done and the cache refuses every later
+  // call. `what()` names it.
+  template <class What, class Body>
+  void do_whole(const What& what, const Body& body) {
+    bool begun = false;
+    try {
+      body(begun);
+    } catch (const std::exception& error) {
+      if (begun) break_half_done(what, error.what());
+      throw;
+    } catch (...) {
+      if (begun) break_half_done(what, "an exception of unknown type");
+      throw;
+    }
+  }
+  template <class What>
+  void break_half_done(const What& what, const char* why) {
+    broken = "half was done";  // latched whatever happens while the reason is told
+    broken = concat("half of ", what(), " was enqueued: ", why);
+    log(LogLevel::kError, broken);
+  }
+  // A message that cannot be told changes nothing: what it tells of is done.
   template <class... Parts>
-  void log(LogLevel level, const Parts&... parts) const {
-    if (options.log != nullptr) options.log->log(level, concat(parts...));
+  void log(LogLevel level, const Parts&... parts) const noexcept {
+    if (options.log == nullptr) return;
+    try {
+      options.log->log(level, concat(parts...));
+    } catch (...) {
+    }
   }
   std::size_t index_of(LayerId layer) const;
   std::size_t index_of(PlanBufferId buffer) const;
@@ -107,6 +134,7 @@ struct DeviceCache::State {
   StepShape planned_shape(PlanBufferId buffer, const char* call) const;
 
   void open_memory();
+  void zero_everything();
   void check_known_answers();
   void place();
 };

@@ -147,12 +147,6 @@ void DeviceCache::check_can_apply(StreamView stream) const {
       "step, enqueue them outside of the graph");
 }
 
-void DeviceCache::State::break_half_applied(StepId id, const char* why) {
-  broken = "half an update";  // latched whatever happens while the reason is told
-  broken = concat("half of the update of step ", id, " was applied: ", why);
-  log(LogLevel::kError, broken);
-}
-
 void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
   State& state = *state_;
   check_can_apply(stream);
@@ -161,19 +155,13 @@ void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
   check_update(update, state.limits, state.named_seats);
   PlanBufferState& buffer = state.buffers[state.index_of(update.plan_buffer())];
 
-  bool launched = false;
-  try {
+  const auto what = [&] { return concat("the update of step ", update.id()); };
+  state.do_whole(what, [&](bool& begun) {
     for_each_apply_chunk(update, state.table, buffer.plan, [&](const ApplyParams& chunk) {
       state.backend.apply(chunk, stream);
-      launched = true;
+      begun = true;
     });
-  } catch (const std::exception& error) {
-    if (launched) state.break_half_applied(update.id(), error.what());
-    throw;
-  } catch (...) {
-    if (launched) state.break_half_applied(update.id(), "an exception of unknown type");
-    throw;
-  }
+  });
 
   if (update.id() != kPaddingStep) ++state.next_id;
   buffer.start_visit();

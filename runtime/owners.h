@@ -67,7 +67,7 @@ class GraphExec {
 };
 
 // Captures what is enqueued on the stream until `finish`. Destroyed unfinished, as by an exception,
-// it ends the capture and drops the graph: the stream is usable again.
+// or where `finish` fails, it ends the capture and drops the graph: the stream is usable again.
 class Capture {
  public:
   Capture(Backend& backend, StreamView stream) : backend_(&backend), stream_(stream) {
@@ -80,8 +80,9 @@ class Capture {
   }
 
   GraphExec finish() {
-    Backend& backend = *std::exchange(backend_, nullptr);
-    return GraphExec(backend, backend.end_capture(stream_));
+    GraphExec graph(*backend_, backend_->end_capture(stream_));
+    backend_ = nullptr;  // only now: a failed end may have left the stream capturing
+    return graph;
   }
 
  private:
@@ -116,7 +117,12 @@ class Memory {
   Memory(MemoryPool& pool, std::int64_t bytes, StreamView stream)
       : pool_(&pool), stream_(stream), bytes_(bytes) {
     data_ = pool.backend().allocate(pool.handle(), bytes, stream);
-    pool.backend().wait(stream);
+    try {
+      pool.backend().wait(stream);
+    } catch (...) {
+      pool.backend().free(pool.handle(), data_, stream);
+      throw;
+    }
   }
   Memory(Memory&& other) noexcept
       : pool_(other.pool_),

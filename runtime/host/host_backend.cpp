@@ -52,8 +52,8 @@ using GraphHandle = std::shared_ptr<const HostGraph>;
 // Completes its record when the task that owns it is destroyed, whether it ran or was dropped.
 struct RecordToken {
   EventHandle event;
-  std::uint64_t ticket;
-  RecordToken(EventHandle e, std::uint64_t t) : event(std::move(e)), ticket(t) {}
+  std::uint64_t ticket = 0;
+  explicit RecordToken(EventHandle e) : event(std::move(e)) {}
   RecordToken(const RecordToken&) = delete;
   RecordToken& operator=(const RecordToken&) = delete;
   ~RecordToken() { event->complete(ticket); }
@@ -234,14 +234,14 @@ void HostBackend::wait_for_all() noexcept {
 void HostBackend::record(void* event, StreamView stream) {
   EventState& state = event_state(event);
   HostStream& on = host_stream(stream);
-  std::uint64_t ticket = 0;
+  // Before anything counts: a record that is counted is one that completes.
+  auto token = std::make_shared<RecordToken>(*static_cast<EventHandle*>(event));
   {
     const std::lock_guard lock(state.mutex);
     state.capture = on.capture();
     if (on.capturing()) return;  // the order of the recorded tasks says it all
-    ticket = ++state.recorded;
+    token->ticket = ++state.recorded;
   }
-  auto token = std::make_shared<RecordToken>(*static_cast<EventHandle*>(event), ticket);
   on.enqueue([token = std::move(token)] {});
 }
 
@@ -297,12 +297,14 @@ std::byte* HostBackend::allocate(void* pool, std::int64_t bytes, StreamView stre
   QUIRE_CHECK(size <= state.budget - state.live, "allocation of ", bytes,
               " bytes exceeds the pool's budget: ", state.budget, " bytes, ", state.live,
               " in use");
-  void* memory =
-      ::operator new(static_cast<std::size_t>(size), std::align_val_t(kAlignment), std::nothrow);
+  std::unique_ptr<std::byte, decltype(&free_memory)> memory(
+      static_cast<std::byte*>(::operator new(static_cast<std::size_t>(size),
+                                             std::align_val_t(kAlignment), std::nothrow)),
+      free_memory);
   if (memory == nullptr) throw Error(concat("the host has no ", bytes, " bytes of memory left"));
+  state.sizes.emplace(memory.get(), size);
   state.live += size;
-  state.sizes.emplace(static_cast<std::byte*>(memory), size);
-  return static_cast<std::byte*>(memory);
+  return memory.release();
 }
 
 // The budget is given back at once: what is allocated next on the stream may count on it. The

@@ -4,9 +4,33 @@
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/host/host_stream.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace quire {
+
+void HostTaskQueue::push_back(HostTask task) {
+  if (count_ == ring_.size()) {
+    std::vector<HostTask> larger(std::max<std::size_t>(16, 2 * count_));
+    for (std::size_t i = 0; i < count_; ++i) larger[i] = std::move(at(i));
+    ring_ = std::move(larger);
+    first_ = 0;
+  }
+  at(count_) = std::move(task);
+  ++count_;
+}
+
+void HostTaskQueue::pop_back() {
+  --count_;
+  at(count_) = nullptr;
+}
+
+HostTask HostTaskQueue::pop_front() {
+  HostTask task = std::exchange(at(0), nullptr);
+  first_ = (first_ + 1) % ring_.size();
+  --count_;
+  return task;
+}
 
 HostStream::HostStream() : worker_([this] { run(); }) {}
 
@@ -101,16 +125,24 @@ void HostStream::fork_into(std::shared_ptr<HostCapture> capture) {
 }
 
 void HostStream::launch(std::shared_ptr<const HostGraph> graph) {
+  const auto add_all = [&graph](auto& to) {
+    const std::size_t before = to.size();
+    try {
+      for (std::size_t i = 0; i < graph->tasks.size(); ++i) {
+        to.push_back([graph, i] { graph->tasks[i](); });
+      }
+    } catch (...) {  // no memory: all of the graph or nothing
+      while (to.size() > before) to.pop_back();
+      throw;
+    }
+  };
   {
     const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < graph->tasks.size(); ++i) {
-      HostTask task = [graph, i] { graph->tasks[i](); };
-      if (capture_ != nullptr) {
-        capture_->graph.tasks.push_back(std::move(task));
-      } else {
-        queue_.push_back(std::move(task));
-        ++queued_;
-      }
+    if (capture_ != nullptr) {
+      add_all(capture_->graph.tasks);
+    } else {
+      add_all(queue_);
+      queued_ += graph->tasks.size();
     }
   }
   work_.notify_one();
@@ -134,8 +166,7 @@ void HostStream::run() {
   while (true) {
     work_.wait(lock, [this] { return stopping_ || (!held_ && !queue_.empty()); });
     if (queue_.empty()) return;  // stopping, and all that was queued has run
-    HostTask task = std::move(queue_.front());
-    queue_.pop_front();
+    HostTask task = queue_.pop_front();
     const bool dropped = failure_ != nullptr;
     lock.unlock();
     std::exception_ptr failure;

@@ -3,12 +3,11 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <memory_resource>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -16,6 +15,24 @@
 namespace quire {
 
 using HostTask = std::function<void()>;
+
+// Tasks in the order in which they were queued. Its room only grows: once there is enough for all
+// that are ever queued together, nothing is allocated. A push that throws has changed nothing.
+class HostTaskQueue {
+ public:
+  bool empty() const { return count_ == 0; }
+  std::size_t size() const { return count_; }
+  void push_back(HostTask task);
+  void pop_back();
+  HostTask pop_front();
+
+ private:
+  HostTask& at(std::size_t index) { return ring_[(first_ + index) % ring_.size()]; }
+
+  std::vector<HostTask> ring_;
+  std::size_t first_ = 0;
+  std::size_t count_ = 0;
+};
 
 // What a capture recorded; a replay queues the same tasks again. The tasks of streams that were
 // forked into the capture stand among them in the order in which they were enqueued, which is one
@@ -68,8 +85,7 @@ class HostStream {
   mutable std::mutex mutex_;
   std::condition_variable work_;
   std::condition_variable done_;
-  std::pmr::unsynchronized_pool_resource queue_memory_;  // so that a deque's blocks are used again
-  std::pmr::deque<HostTask> queue_{&queue_memory_};
+  HostTaskQueue queue_;
   std::shared_ptr<HostCapture> capture_;
   std::exception_ptr failure_;
   std::uint64_t queued_ = 0;
