@@ -1,6 +1,7 @@
 // Entries beyond 2^31 bytes of their pool (A1, A2, A3 of the failures that users of other systems
 // met): offsets are 64-bit before any multiplication, those of the scales too, and what cannot be
-// addressed is refused. Tight strides never get there: pages lie apart, as in a coalesced pool.
+// addressed is refused. Tight strides never get there: pages lie apart, as in a coalesced pool. The
+// state of seats is in addresses_seats_test.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -31,6 +32,14 @@ std::vector<std::byte> fetch(TestEngine& engine, const std::byte* from, std::int
   return to;
 }
 
+// Requests that take this many pages and do nothing else.
+void take_pages(Ledger& ledger, std::int64_t pages) {
+  for (; pages > 0; pages -= kFillerPages) {
+    const std::int64_t tokens = std::min(pages, kFillerPages) * kPageTokens;
+    ledger.reserve(ledger.admit(tokens, tokens).value(), tokens).value();
+  }
+}
+
 // Entries and scales of a request's pages, page after page, fetched one by one: a copy of the whole
 // pool would take longer than all the rest.
 std::vector<std::byte> entries_of(TestEngine& engine, LayerId layer, RequestId request) {
@@ -58,7 +67,8 @@ std::vector<std::byte> entries_of(TestEngine& engine, LayerId layer, RequestId r
   return all;
 }
 
-TEST_CASE("A1, A2: a request on pages beyond 2^31 bytes has the bytes of one on page 0") {
+// A1, A2
+TEST_CASE("a request on pages beyond 2^31 bytes has the bytes of one on page 0") {
   TestEngineOptions options;
   options.spec.layers = {LayerKind::kCsa};
   // Pages of the main and the indexer pool in turn, so that both have the one stride.
@@ -85,12 +95,8 @@ TEST_CASE("A1, A2: a request on pages beyond 2^31 bytes has the bytes of one on 
     }
   };
   run(low);
-  // Others take what lies between.
   Ledger& ledger = engine.cache().ledger();
-  for (std::int64_t between = kLowPages - 3; between > 0; between -= kFillerPages) {
-    const std::int64_t tokens = std::min(between, kFillerPages) * kPageTokens;
-    ledger.reserve(ledger.admit(tokens, tokens).value(), tokens).value();
-  }
+  take_pages(ledger, kLowPages - 3);  // what lies between
   const RequestId high = engine.admit(0, 700);
   run(high);
 
@@ -101,6 +107,45 @@ TEST_CASE("A1, A2: a request on pages beyond 2^31 bytes has the bytes of one on 
   REQUIRE(expected.size() == 152 * (584 + 132));
   REQUIRE(expected != std::vector<std::byte>(expected.size()));
   const bool same = entries_of(engine, LayerId(0), high) == expected;
+  CHECK(same);
+}
+
+// A1, A2
+TEST_CASE("HCA entries on pages beyond 2^31 bytes have the bytes of those on page 0") {
+  TestEngineOptions options = small_engine(12, kFillerPages * kPageTokens);
+  options.spec.layers = {LayerKind::kHca};
+  options.cache.hca_page_stride_bytes = kStride;
+  options.limits.pages = kLowPages + 3;
+  options.limits.rows_max = 1;
+  options.limits.tokens_max = 600;
+  options.bank_tokens = 600;
+  TestEngine engine(test_backend(), options);
+  Ledger& ledger = engine.cache().ledger();
+  const RequestId low = engine.admit(0, 600);
+  engine.ragged_step({{low, 600}});
+  take_pages(ledger, kLowPages - 3);
+  const RequestId high = engine.admit(0, 600);
+  engine.ragged_step({{high, 595}});
+  for (int i = 0; i < 5; ++i) {
+    engine.replay_step(std::vector<StepRow>{{high, 1}}, StepShape::decode(1));
+  }
+  const EntryPool pool = engine.cache().device().hca_pages(LayerId(0));
+  REQUIRE(pool.page_stride_bytes == kStride);
+  // Of the two full pages; 600 tokens close no entry on the third.
+  const auto entries = [&](RequestId request) {
+    std::vector<std::byte> all;
+    for (const PageId page : ledger.pages_of(request).first(2)) {
+      const auto bytes = fetch(engine, pool.base + page.value * kStride,
+                               2 * (kMainDataBytes + kMainScaleBytes));
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    return all;
+  };
+  for (const PageId page : ledger.pages_of(high)) CHECK(page.value >= kLowPages);
+  const auto expected = entries(low);
+  REQUIRE(expected.size() == 4 * 584);
+  REQUIRE(expected != std::vector<std::byte>(expected.size()));
+  const bool same = entries(high) == expected;
   CHECK(same);
 }
 
@@ -166,12 +211,14 @@ void check_store(std::int64_t entries_per_page, std::int64_t location) {
   }
 }
 
-TEST_CASE("A1, A2: a store to location 3,728,271 writes what one to location 0 does") {
+// A1, A2
+TEST_CASE("a store to location 3,728,271 writes what one to location 0 does") {
   check_store(64, 3'728'271);       // page 58,254
   check_store(1 << 22, 3'728'271);  // one page: 2^31 is passed inside it
 }
 
-TEST_CASE("A3: what cannot be addressed is refused at construction with the limit named") {
+// A3
+TEST_CASE("what cannot be addressed is refused at construction with the limit named") {
   const auto refusal = [](std::int64_t pages, std::int64_t stride, PageOrder order, int layers) {
     ModelSpec spec;
     spec.layers.assign(static_cast<std::size_t>(layers), LayerKind::kCsa);

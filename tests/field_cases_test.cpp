@@ -1,6 +1,7 @@
 // Failures that users of other systems met, as small stories on a backend: what was fed in there is
 // fed in here, and the bytes must be right. Those of planning alone are in planner_test and
-// plan_records_test, of addresses in addresses_test, of ownership in ledger_field_cases_test.
+// plan_records_test, of addresses in addresses_test, of ownership in ledger_field_cases_test, of
+// repeated steps and of reuse in field_cases_reuse_test.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -12,11 +13,8 @@
 #include <xmmintrin.h>
 #endif
 
-#include <quire/runtime/host/host_stream.h>
-
 #include "tests/support/device_array.h"
-#include "tests/support/test_backend.h"
-#include "tests/support/test_engine.h"
+#include "tests/support/field_stories.h"
 
 namespace {
 
@@ -26,87 +24,6 @@ using namespace quire::test;
 constexpr PlanBufferId kBuffer(0);
 constexpr LayerId kFirstLayer(0);
 constexpr LayerId kSecondLayer(1);
-
-// Live bytes of the first `tokens` of a content that is prefilled alone, in an engine of its own.
-std::vector<std::byte> alone(const TestEngineOptions& options, std::int64_t content,
-                             std::int64_t tokens) {
-  TestEngine engine(test_backend(), options);
-  const RequestId request = engine.admit(content, tokens);
-  engine.ragged_step({{request, static_cast<std::int32_t>(tokens)}});
-  return engine.live_bytes(request);
-}
-
-// Keeps the worker of a host stream from starting tasks, so that what follows is in flight all at
-// once. On CUDA nothing is held: the host merely does not wait.
-class Held {
- public:
-  explicit Held(StreamView stream) : stream_(stream) {
-    if (stream_.is_host()) stream_.host()->hold();
-  }
-  ~Held() {
-    if (stream_.is_host()) stream_.host()->resume();
-  }
-
- private:
-  StreamView stream_;
-};
-
-// One batch row of a step that is enqueued ahead of the device.
-struct AheadRow {
-  StepRow row;
-  std::int64_t content;
-};
-
-// Enqueues a whole decode step, input rows included, and tells the ledger its outcome at once.
-// Nothing waits: TestEngine::begin would.
-void run_ahead(TestEngine& engine, const std::vector<AheadRow>& ahead, StepShape shape,
-               const std::int32_t* kept = nullptr) {
-  std::vector<BatchRow> batch;
-  std::vector<StepRow> rows;
-  for (const AheadRow& row : ahead) {
-    engine.cache().ledger().reserve(row.row.request, row.row.tokens).value();
-    batch.push_back({row.row.request, row.row.tokens});
-    rows.push_back(row.row);
-  }
-  Stream& stream = engine.stream();
-  const StepId id = engine.cache().begin_step(batch, shape, kBuffer, stream);
-  const std::size_t layers = engine.options().spec.layers.size();
-  for (std::size_t i = 0; i < layers; ++i) {
-    const auto at = engine.rows_of(LayerId(static_cast<std::int32_t>(i)));
-    for (std::size_t r = 0; r < ahead.size(); ++r) {
-      const std::int64_t to = static_cast<std::int64_t>(r) * shape.tokens_per_row;
-      const std::int64_t from = ahead[r].content * engine.options().bank_tokens +
-                                engine.length(ahead[r].row.request);
-      const auto copy = [&](std::byte* input, const std::byte* bank, std::int64_t row_bytes) {
-        if (input == nullptr) return;
-        engine.backend().copy(input + to * row_bytes, bank + from * row_bytes,
-                              ahead[r].row.tokens * row_bytes, stream);
-      };
-      copy(at.window, at.window_bank, 512 * 2);
-      copy(at.csa, at.csa_bank, 2048 * 4);
-      copy(at.indexer, at.indexer_bank, 512 * 4);
-      copy(at.hca, at.hca_bank, 1024 * 4);
-    }
-  }
-  engine.enqueue_body(shape, stream);
-  engine.cache().device().enqueue_commit(kBuffer, kept, nullptr, stream);
-  engine.finish(id, rows);
-}
-
-// Overwrites bytes of a bank from `values`.
-template <class T>
-void patch(TestEngine& engine, const std::byte* at, std::span<const T> values) {
-  engine.backend().copy(const_cast<std::byte*>(at), values.data(),
-                        static_cast<std::int64_t>(values.size_bytes()), engine.stream());
-  engine.stream().wait();
-}
-
-std::vector<std::byte> fetch(TestEngine& engine, const std::byte* from, std::int64_t bytes) {
-  std::vector<std::byte> to(static_cast<std::size_t>(bytes));
-  engine.backend().copy(to.data(), from, bytes, engine.stream());
-  engine.stream().wait();
-  return to;
-}
 
 // --- Planning and padding ---
 
@@ -148,7 +65,7 @@ TEST_CASE("a graph captured while plan A is applied replays plans B, C and D rig
   }
 }
 
-// P5
+// P5, O6, O12
 TEST_CASE("steps prepared ahead while step N is held back: each sees its own table") {
   TestEngineOptions options = small_engine(2, 512);
   options.limits.pages = 3;  // so that the second request's page is the third's as well

@@ -25,6 +25,22 @@ TEST_CASE("tasks run in the order in which they were enqueued") {
   CHECK(ran == expected);
 }
 
+TEST_CASE("tasks keep their order when more are held than ever before, again and again") {
+  HostStream stream;
+  std::vector<int> seen;
+  int next = 0;
+  for (const int held : {3, 17, 40, 5, 300}) {
+    stream.enqueue([&seen, i = next++] { seen.push_back(i); });
+    stream.wait();
+    stream.hold();
+    for (int i = 0; i < held; ++i) stream.enqueue([&seen, i = next++] { seen.push_back(i); });
+    stream.resume();
+  }
+  stream.wait();
+  REQUIRE(seen.size() == static_cast<std::size_t>(next));
+  for (int i = 0; i < next; ++i) CHECK(seen[static_cast<std::size_t>(i)] == i);
+}
+
 TEST_CASE("a held stream keeps its work in flight until it is resumed") {
   HostStream stream;
   std::atomic<int> ran = 0;

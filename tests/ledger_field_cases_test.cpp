@@ -1,6 +1,6 @@
 // Failures of ownership that users of other systems met (FIELD_CASES, O1 to O14), as small stories.
-// O13 has a program of its own, ledger_lockstep_test.cpp. O4 needs shared pages, which do not exist
-// yet; O6 and O7 are the device's, and the ledger's part of O6 is the hold.
+// O13 has a program of its own, ledger_lockstep_test.cpp; what a device does with O6, O7, O12 and
+// O14 is in field_cases_reuse_test.cpp. docs/RELIABILITY.md has the whole list.
 #include <doctest/doctest.h>
 
 #include <algorithm>

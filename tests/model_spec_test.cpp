@@ -168,6 +168,30 @@ TEST_CASE("MTP layers are data until they are appended") {
   CHECK(flash.count(LayerKind::kSliding) == 2);
 }
 
+// S6
+TEST_CASE("the kind of a draft layer is what the config says, however many layers stand before") {
+  const std::pair<int, LayerKind> kinds[] = {
+      {0, LayerKind::kSliding}, {4, LayerKind::kCsa}, {128, LayerKind::kHca}};
+  for (const bool pro : {false, true}) {
+    CAPTURE(pro);
+    const json config = checkpoint_config(pro);
+    const auto layers = config["num_hidden_layers"].get<std::size_t>();
+    for (const auto& [ratio, kind] : kinds) {
+      for (const auto& [last_ratio, last_kind] : kinds) {
+        json changed = config;
+        changed["compress_ratios"][layers - 1] = last_ratio;
+        changed["compress_ratios"][layers] = ratio;
+        const ModelSpec spec = read(changed);
+        CHECK(spec.layers.size() == layers);
+        CHECK(spec.layers.back() == last_kind);
+        CHECK(spec.mtp_layers == std::vector<LayerKind>{kind});
+        CHECK(spec.with_mtp_layers().layers.back() == kind);
+        CHECK(spec.slice(static_cast<std::int64_t>(layers) - 2, 2).mtp_layers == spec.mtp_layers);
+      }
+    }
+  }
+}
+
 TEST_CASE("slices cut the layers for stages of a pipeline; the last keeps the MTP layers") {
   const ModelSpec pro = ModelSpec::deepseek_v4_pro();
   std::vector<LayerKind> joined;

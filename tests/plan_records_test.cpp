@@ -1,5 +1,5 @@
 // Plan records of explicit prefixes and extends, on a backend, against what other programs planned
-// and against counting over tokens. P1, P3 and P10 are failures that users of other systems met.
+// and against counting over tokens. P1, P3 and P10: docs/RELIABILITY.md.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -169,7 +169,8 @@ TEST_CASE("the 90 cases of SPEC's Appendix A give its records") {
   }
 }
 
-TEST_CASE("P1: records of nearly equal extends name only tokens that exist, and never vary") {
+// P1
+TEST_CASE("records of nearly equal extends name only tokens that exist, and never vary") {
   const std::vector<std::vector<std::int32_t>> cases = [] {
     std::vector<std::int32_t> first(96, 4), second(128, 3);
     std::fill(first.begin() + 72, first.end(), 3);
@@ -197,11 +198,13 @@ TEST_CASE("P1: records of nearly equal extends name only tokens that exist, and 
   }
 }
 
-TEST_CASE("P3: zero-length rows are legal and emit nothing") {
+// P3
+TEST_CASE("zero-length rows are legal and emit nothing") {
   check_records({5, 3, 2, 7}, {3, 0, 2, 0}, 4);
 }
 
-TEST_CASE("P10: no rows, no tokens, many rows and many tokens are all legal") {
+// P10
+TEST_CASE("no rows, no tokens, many rows and many tokens are all legal") {
   check_records({}, {}, 0);
   check_records({}, {}, 3);
   check_records({0, 4, 128}, {0, 0, 0}, 2);

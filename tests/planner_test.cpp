@@ -1,6 +1,6 @@
 // Update, plan and commit of a backend against the reference planner: whole memory images are
 // compared, with poison wherever nobody should write and huge page ids where nobody should read.
-// P1 to P13 are failures that users of other systems met (planning and padding).
+// P1, P2 and so on are failures that users of other systems met (docs/RELIABILITY.md).
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -65,7 +65,8 @@ int many_repeats() { return test::test_backend().kind() == BackendKind::kCuda ? 
 
 }  // namespace
 
-TEST_CASE("P1: plans of nearly equal extends never vary and never pass the last token") {
+// P1
+TEST_CASE("plans of nearly equal extends never vary and never pass the last token") {
   const std::vector<std::int32_t> cases[] = {repeated(72, 4, 24, 3), repeated(104, 3, 24, 2)};
   const StepShape shape = StepShape::ragged(128, 4096);
   for (const std::vector<std::int32_t>& extends : cases) {
@@ -79,7 +80,8 @@ TEST_CASE("P1: plans of nearly equal extends never vary and never pass the last 
   }
 }
 
-TEST_CASE("P2: a small uniform extend in a large bucket follows the live count") {
+// P2
+TEST_CASE("a small uniform extend in a large bucket follows the live count") {
   const StepShape shape = StepShape::ragged(8, 2048);
   PlanPair pair = ragged_step(std::vector<std::int32_t>(8, 6), shape);
   pair.plan(shape);
@@ -87,7 +89,8 @@ TEST_CASE("P2: a small uniform extend in a large bucket follows the live count")
   CHECK(pair.places().plan.views.cu_extend[8] == 48);
 }
 
-TEST_CASE("P3: zero-length rows are legal and emit nothing") {
+// P3
+TEST_CASE("zero-length rows are legal and emit nothing") {
   const StepShape shape = StepShape::ragged(4, 8);
   PlanPair pair = ragged_step({3, 0, 2, 0}, shape);
   pair.plan(shape);
@@ -97,7 +100,8 @@ TEST_CASE("P3: zero-length rows are legal and emit nothing") {
   CHECK(pair.places().plan.report->first_failing_seat == DeviceReport::kNoSeat);
 }
 
-TEST_CASE("P6: 64 live and 64 padded rows: padding reaches no page, no seat and no table cell") {
+// P6
+TEST_CASE("64 live and 64 padded rows: padding reaches no page, no seat and no table cell") {
   const StepShape shape = StepShape::decode(128);
   PlanPair pair(sizes_for(65, 8, shape));
   pair.geometry.padding_csa_location = 4242;  // a sink of the engine's
@@ -116,7 +120,8 @@ TEST_CASE("P6: 64 live and 64 padded rows: padding reaches no page, no seat and 
   pair.check_equal("committed");
 }
 
-TEST_CASE("P8: every array of a batch is padded to its bucket") {
+// P8
+TEST_CASE("every array of a batch is padded to its bucket") {
   for (const StepShape shape :
        {StepShape::decode(112), StepShape::decode(112, 4), StepShape::ragged(112, 448)}) {
     PlanPair pair(sizes_for(101, 8, shape));
@@ -138,7 +143,8 @@ TEST_CASE("P8: every array of a batch is padded to its bucket") {
   }
 }
 
-TEST_CASE("P10: no rows, no tokens, length 0, many rows and many tokens are all legal") {
+// P10
+TEST_CASE("no rows, no tokens, length 0, many rows and many tokens are all legal") {
   SUBCASE("nothing at all") {
     for (const StepShape shape : {StepShape::ragged(0, 0), StepShape::ragged(0, 5),
                                   StepShape::ragged(3, 0), StepShape::decode(0)}) {
@@ -170,7 +176,8 @@ TEST_CASE("P10: no rows, no tokens, length 0, many rows and many tokens are all 
   }
 }
 
-TEST_CASE("P13: a plan or a commit that runs twice changes nothing more") {
+// P13
+TEST_CASE("a plan or a commit that runs twice changes nothing more") {
   for (const StepShape shape : {StepShape::decode(6, 4), StepShape::ragged(6, 64)}) {
     PlanPair pair(sizes_for(8, 4, shape));
     for (std::int32_t s = 0; s < 6; ++s) pair.seat(s, s * 50, s * 50 + 16);

@@ -55,6 +55,7 @@ TEST_CASE("a server that promises prompts only preempts, and every request is st
   CHECK(statistics.preemptions > 0);
 }
 
+// O10
 TEST_CASE("a request that can never fit is an error at once") {
   ServerOptions options = small_server();
   options.limits.pages = 3;

@@ -1,4 +1,4 @@
-// The sink page: padding has a location that exists, and nobody's entries are there (S7, W1).
+// The sink page: padding has a location that exists, and nobody's entries are there.
 #include <doctest/doctest.h>
 
 #include <vector>
@@ -11,6 +11,7 @@ namespace {
 using namespace quire;
 using namespace quire::test;
 
+// S7, O2
 TEST_CASE("with a sink, views of padding show its entry 0, and no request ever owns its page") {
   TestEngineOptions options;
   options.limits.seats_max = 4;

@@ -8,66 +8,17 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <new>
 #include <vector>
 
+#include "tests/support/counted_new.h"
 #include "tests/support/test_backend.h"
-
-namespace {
-
-// Of this thread: the worker of a host stream has its own.
-thread_local std::int64_t calls_of_new = 0;
-thread_local std::int64_t calls_of_delete = 0;
-
-void* allocate(std::size_t size, std::size_t alignment) noexcept {
-  ++calls_of_new;
-  const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
-  return std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
-}
-
-void* allocate(std::size_t size, std::align_val_t alignment) noexcept {
-  return allocate(size, static_cast<std::size_t>(alignment));
-}
-
-void* allocate(std::size_t size) noexcept { return allocate(size, alignof(std::max_align_t)); }
-
-void* or_throw(void* memory) {
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-void deallocate(void* memory) noexcept {
-  ++calls_of_delete;
-  std::free(memory);
-}
-
-}  // namespace
-
-// Every form: those of a sanitizer do not call each other, as the library's do.
-using Align = std::align_val_t;
-using Quiet = const std::nothrow_t&;
-void* operator new(std::size_t size) { return or_throw(allocate(size)); }
-void* operator new[](std::size_t size) { return or_throw(allocate(size)); }
-void* operator new(std::size_t size, Align align) { return or_throw(allocate(size, align)); }
-void* operator new[](std::size_t size, Align align) { return or_throw(allocate(size, align)); }
-void* operator new(std::size_t size, Quiet) noexcept { return allocate(size); }
-void* operator new[](std::size_t size, Quiet) noexcept { return allocate(size); }
-void* operator new(std::size_t size, Align align, Quiet) noexcept { return allocate(size, align); }
-void* operator new[](std::size_t size, Align align, Quiet) noexcept {
-  return allocate(size, align);
-}
-void operator delete(void* memory) noexcept { deallocate(memory); }
-void operator delete[](void* memory) noexcept { deallocate(memory); }
-void operator delete(void* memory, std::size_t) noexcept { deallocate(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { deallocate(memory); }
-void operator delete(void* memory, Align) noexcept { deallocate(memory); }
-void operator delete[](void* memory, Align) noexcept { deallocate(memory); }
-void operator delete(void* memory, std::size_t, Align) noexcept { deallocate(memory); }
-void operator delete[](void* memory, std::size_t, Align) noexcept { deallocate(memory); }
 
 namespace quire {
 namespace {
+
+using test::calls_of_delete;
+using test::calls_of_new;
 
 constexpr PlanBufferId kBuffer(0);
 constexpr std::int32_t kRows = 256;

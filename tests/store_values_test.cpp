@@ -174,6 +174,7 @@ TEST_CASE("the FlashMLA store of rows of 0, 1e-9, 3.3e38 and every 448 x 2^k has
   check_main({{0, 0, 92}, {tiny, 0x61, 92}}, 1e-8f);
 }
 
+// W4
 TEST_CASE("the indexer store of rows of 0, 1e-9, 3.3e38 and every 448 x 2^k has the exact bytes") {
   std::vector<std::uint16_t> values{0, bf16(1e-9f), bf16(3.3e38f)};
   std::vector<std::uint8_t> codes{0, 0x02, 0x7E};  // 1e-9 x 448 / 1e-4 is 2.29 x 2^-9

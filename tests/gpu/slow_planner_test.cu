@@ -140,6 +140,7 @@ TEST_CASE("a kernel behind this program's planner that does not wait sees the pl
   }
 }
 
+// P12
 TEST_CASE("decode steps behind a slow planner give the host's bytes, in all PDL modes") {
   const auto expected = host_bytes(0);
   const StepShape shape = StepShape::decode(2);
@@ -163,6 +164,7 @@ TEST_CASE("decode steps behind a slow planner give the host's bytes, in all PDL 
   }
 }
 
+// P12
 TEST_CASE("ragged steps behind a slow planner give the host's bytes, in all PDL modes") {
   const auto expected_long = host_bytes(0);
   const auto expected_short = host_bytes(1);

@@ -309,10 +309,16 @@ Snapshot TestEngine::snapshot() {
 }
 
 std::vector<std::byte> TestEngine::live_bytes(const Snapshot& snapshot, RequestId request) const {
+  const Ledger& ledger = cache_->ledger();
+  return live_bytes(snapshot, ledger.info(request).seat, ledger.pages_of(request),
+                    length(request));
+}
+
+std::vector<std::byte> TestEngine::live_bytes(const Snapshot& snapshot, SeatId in_seat,
+                                              std::span<const PageId> pages,
+                                              std::int64_t L) const {
   const DeviceCache& device = cache_->device();
-  const std::int64_t L = length(request);
-  const std::int64_t seat = cache_->ledger().info(request).seat.value;
-  const auto pages = cache_->ledger().pages_of(request);
+  const std::int64_t seat = in_seat.value;
   std::vector<std::byte> live;
   const auto add = [&](const std::byte* from, std::int64_t bytes) {
     live.insert(live.end(), from, from + bytes);
@@ -342,7 +348,7 @@ std::vector<std::byte> TestEngine::live_bytes(const Snapshot& snapshot, RequestI
         add(entries.main_scales(at), kMainScaleBytes);
       }
       if (L % 128 == 0) continue;
-      const std::int64_t banks = options_.limits.draft_max + 2;
+      const std::int64_t banks = device.hca_banks();
       const std::byte* base = snapshot.seats.data() +
                               (reinterpret_cast<const std::byte*>(device.hca_state(layer)) -
                                device.seats_memory().data());

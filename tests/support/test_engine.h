@@ -97,6 +97,9 @@ class TestEngine {
   // HCA entries and the fold that the next token reads.
   std::vector<std::byte> live_bytes(const Snapshot& snapshot, RequestId request) const;
   std::vector<std::byte> live_bytes(RequestId request) { return live_bytes(snapshot(), request); }
+  // The same of whatever stands in a seat and pages, also of one that `admit` above did not make.
+  std::vector<std::byte> live_bytes(const Snapshot& snapshot, SeatId seat,
+                                    std::span<const PageId> pages, std::int64_t length) const;
 
   // Of pages, seats and step table.
   std::uint64_t memory_hash();
