@@ -81,7 +81,8 @@ struct alignas(64) DeviceReport {
   std::int32_t rows_kept_wrong;
   std::int32_t nonfinite_tiles;     // quantised tiles with a NaN or an infinity
   std::int32_t first_failing_seat;  // the lowest of all the above; kNoSeat: none
-  std::int32_t appends_unplanned;   // appended nothing: no plan of their shape since the update
+  // Appended nothing: no plan of their shape since the update, or one run too many.
+  std::int32_t appends_unplanned;
   std::int32_t reserved[8];
 };
 static_assert(sizeof(DeviceReport) == 64);
