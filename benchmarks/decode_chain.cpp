@@ -5,13 +5,13 @@
 // seats, so that no state is touched again before three times the L2 of other traffic. Both write
 // the input rows first, as the engine's projections would have. The separate operations of the same
 // work stand beside it.
-#include <cstdio>
 #include <string>
 
 #include <quire/kernels/append.h>
 #include <quire/runtime/base/errors.h>
 
 #include "benchmarks/support/decode_world.h"
+#include "benchmarks/support/program.h"
 #include "benchmarks/support/report.h"
 #include "benchmarks/support/separate.h"
 
@@ -95,17 +95,12 @@ void measure(Report& report, Backend& backend, LayerKind kind, const Target& tar
 }  // namespace
 
 int main(int argc, char** argv) {
-  Report report("bench_decode_chain", "what one layer's append costs in a replayed decode chain",
-                argc, argv);
-  if (cuda_device_count() == 0) {
-    std::puts("no CUDA device");
-    return 77;
-  }
-  const auto backend = make_cuda_backend();
-  Stream stream(*backend);
-  report.set(measure_ceilings(*backend, stream));
-  for (const LayerKind kind : {LayerKind::kCsa, LayerKind::kHca, LayerKind::kSliding}) {
-    for (const Target& target : kTargets) measure(report, *backend, kind, target);
-  }
-  return report.finish();
+  return run_on_gpu(
+      "bench_decode_chain", "what one layer's append costs in a replayed decode chain", argc, argv,
+      [](Report& report, Backend& backend, const Stream& stream) {
+        report.set(measure_ceilings(backend, stream));
+        for (const LayerKind kind : {LayerKind::kCsa, LayerKind::kHca, LayerKind::kSliding}) {
+          for (const Target& target : kTargets) measure(report, backend, kind, target);
+        }
+      });
 }

@@ -18,6 +18,7 @@
 #include "benchmarks/support/bf16_rows.h"
 #include "benchmarks/support/decode_world.h"
 #include "benchmarks/support/gemm.h"
+#include "benchmarks/support/program.h"
 #include "benchmarks/support/report.h"
 
 namespace {
@@ -275,21 +276,16 @@ void measure(Report& report, Backend& backend, const Weights& weights, LayerKind
 }  // namespace
 
 int main(int argc, char** argv) {
-  Report report("bench_in_situ",
-                "what a decode step grows by when an append stands between producer and consumer",
-                argc, argv);
-  if (cuda_device_count() == 0) {
-    std::puts("no CUDA device");
-    return 77;
-  }
-  const auto backend = make_cuda_backend();
-  const Stream stream(*backend);
-  report.set(measure_ceilings(*backend, stream));
-  report.set("producer reads, bytes", static_cast<double>(kProducerBytes));
-  report.set("producer writes, bytes a batch row", static_cast<double>(kWidth * 4));
-  const Weights weights(*backend, stream);
-  for (const LayerKind kind : {LayerKind::kCsa, LayerKind::kHca}) {
-    for (const Target& target : kTargets) measure(report, *backend, weights, kind, target);
-  }
-  return report.finish();
+  return run_on_gpu(
+      "bench_in_situ",
+      "what a decode step grows by when an append stands between producer and consumer", argc, argv,
+      [](Report& report, Backend& backend, const Stream& stream) {
+        report.set(measure_ceilings(backend, stream));
+        report.set("producer reads, bytes", static_cast<double>(kProducerBytes));
+        report.set("producer writes, bytes a batch row", static_cast<double>(kWidth * 4));
+        const Weights weights(backend, stream);
+        for (const LayerKind kind : {LayerKind::kCsa, LayerKind::kHca}) {
+          for (const Target& target : kTargets) measure(report, backend, weights, kind, target);
+        }
+      });
 }

@@ -5,7 +5,6 @@
 // warm. In the second series, "cold", a kernel that reads three times the L2 stands in front of
 // each plan, and the same chain without the plans is taken off. Requests have lengths of their own,
 // so phases are mixed. Bytes counted are those that a plan writes.
-#include <cstdio>
 #include <optional>
 #include <random>
 #include <string>
@@ -15,6 +14,7 @@
 #include <quire/planner/plan_rule.h>
 #include <quire/runtime/base/errors.h>
 
+#include "benchmarks/support/program.h"
 #include "benchmarks/support/report.h"
 
 namespace {
@@ -65,6 +65,34 @@ Limits limits_of(const Batch& batch) {
   return limits;
 }
 
+// Plans behind one another, each of its own copy, and what one of them takes.
+struct PlanChains {
+  Backend& backend;
+  const Stream& stream;
+  std::function<void(int)> enqueue;  // the plan of a copy
+
+  Distribution time_of_plan() const {
+    const GraphExec many = chain(kCopies, nullptr, true);
+    const GraphExec one = chain(1, nullptr, true);
+    return time_of_copy(many, one, kCopies - 1, stream);
+  }
+
+  Distribution time_of_cold_plan(const ColdCache& cold) const {
+    const GraphExec with = chain(kColdCopies, &cold, true);
+    const GraphExec without = chain(kColdCopies, &cold, false);
+    return time_of_copy(with, without, kColdCopies, stream);
+  }
+
+  GraphExec chain(int length, const ColdCache* cold, bool plans) const {
+    return capture(backend, stream, [&] {
+      for (int i = 0; i < length; ++i) {
+        if (cold != nullptr) cold->enqueue(stream);
+        if (plans) enqueue(i);
+      }
+    });
+  }
+};
+
 // One step of the batch, prepared in each of 33 plan buffers; none is ever committed, so all of
 // them start where the prefixes end.
 class PlanWorld {
@@ -83,16 +111,8 @@ class PlanWorld {
     stream_.wait();
   }
 
-  Distribution time_of_plan() const {
-    const GraphExec many = chain(kCopies, nullptr, true);
-    const GraphExec one = chain(1, nullptr, true);
-    return time_of_copy(many, one, kCopies - 1, stream_);
-  }
-
-  Distribution time_of_cold_plan(const ColdCache& cold) const {
-    const GraphExec with = chain(kColdCopies, &cold, true);
-    const GraphExec without = chain(kColdCopies, &cold, false);
-    return time_of_copy(with, without, kColdCopies, stream_);
+  PlanChains chains() const {
+    return {*backend_, stream_, [this](int buffer) { enqueue(buffer); }};
   }
 
   void check() const {
@@ -103,9 +123,7 @@ class PlanWorld {
       const PlanHeader* device_header = cache_.device().plan_buffer(PlanBufferId(buffer)).header;
       backend_->copy(&header, device_header, sizeof header, stream_);
       stream_.wait();
-      const std::int32_t inert = report.rows_at_limit + report.rows_stopped +
-                                 report.rows_out_of_steps + report.rows_wrong_shape;
-      QUIRE_CHECK(inert == 0, "plan buffer ", buffer, " has inert rows: ", inert);
+      check_all_lived(report);
       QUIRE_CHECK(header.steps_at_plan > 0, "plan buffer ", buffer, " was not planned");
     }
   }
@@ -153,15 +171,6 @@ class PlanWorld {
 
   void enqueue(int buffer) const { cache_.device().enqueue_plan(PlanBufferId(buffer), stream_); }
 
-  GraphExec chain(int length, const ColdCache* cold, bool plans) const {
-    return capture(*backend_, stream_, [&] {
-      for (int i = 0; i < length; ++i) {
-        if (cold != nullptr) cold->enqueue(stream_);
-        if (plans) enqueue(i);
-      }
-    });
-  }
-
   Backend* backend_;
   Stream stream_;
   mutable CacheManager cache_;  // what enqueues is not const
@@ -178,8 +187,8 @@ void measure(Report& report, Backend& backend, const ColdCache* cold, const std:
   const auto add = [&](const std::string& what, const Distribution& times) {
     report.add({name + what, axis, size, times, at_most, bytes, {}, {}});
   };
-  add("", world.time_of_plan());
-  if (cold != nullptr) add(", cold", world.time_of_cold_plan(*cold));
+  add("", world.chains().time_of_plan());
+  if (cold != nullptr) add(", cold", world.chains().time_of_cold_plan(*cold));
   world.check();
 }
 
@@ -215,16 +224,9 @@ class RecordWorld {
     stream_.wait();
   }
 
-  Distribution time_of_plan() const {
-    const GraphExec many = chain(kCopies, nullptr, true);
-    const GraphExec one = chain(1, nullptr, true);
-    return time_of_copy(many, one, kCopies - 1, stream_);
-  }
-
-  Distribution time_of_cold_plan(const ColdCache& cold) const {
-    const GraphExec with = chain(kColdCopies, &cold, true);
-    const GraphExec without = chain(kColdCopies, &cold, false);
-    return time_of_copy(with, without, kColdCopies, stream_);
+  PlanChains chains() const {
+    return {*backend_, stream_,
+            [this](int copy) { backend_->plan_records(params_of(copy), stream_); }};
   }
 
   double bytes() const {
@@ -264,15 +266,6 @@ class RecordWorld {
     return params;
   }
 
-  GraphExec chain(int length, const ColdCache* cold, bool plans) const {
-    return capture(*backend_, stream_, [&] {
-      for (int i = 0; i < length; ++i) {
-        if (cold != nullptr) cold->enqueue(stream_);
-        if (plans) backend_->plan_records(params_of(i), stream_);
-      }
-    });
-  }
-
   Backend* backend_;
   Stream stream_;
   std::int64_t rows_, compress_, write_, copy_bytes_;
@@ -285,11 +278,11 @@ void measure_records(Report& report, Backend& backend, const ColdCache& cold, st
                      std::int64_t tokens) {
   const RecordWorld world(backend, rows, tokens);
   const std::string name = concat("plan_records, ", rows, " requests");
-  report.add({name, "tokens", tokens, world.time_of_plan(), {}, world.bytes(), {}, {}});
+  report.add({name, "tokens", tokens, world.chains().time_of_plan(), {}, world.bytes(), {}, {}});
   report.add({name + ", cold",
               "tokens",
               tokens,
-              world.time_of_cold_plan(cold),
+              world.chains().time_of_cold_plan(cold),
               {},
               world.bytes(),
               {},
@@ -300,40 +293,36 @@ void measure_records(Report& report, Backend& backend, const ColdCache& cold, st
 }  // namespace
 
 int main(int argc, char** argv) {
-  Report report("bench_planner", "what a plan costs, ragged, decode, and of single operations",
-                argc, argv);
-  if (cuda_device_count() == 0) {
-    std::puts("no CUDA device");
-    return 77;
-  }
-  const auto backend = make_cuda_backend();
-  const Stream stream(*backend);
-  report.set(measure_ceilings(*backend, stream));
-  const ColdCache cold(*backend, stream);
-  struct Shape {
-    std::int64_t rows, tokens;
-    double at_most_us;
-  };
-  constexpr Shape kShapes[] = {{1024, 65536, 8}, {256, 4096, 5}, {16, 65536, 0}, {1024, 1024, 0}};
-  for (const Shape& shape : kShapes) {
-    measure(report, *backend, &cold, concat("ragged plan, ", shape.rows, " requests"),
-            ragged(shape.rows, shape.tokens),
-            shape.at_most_us > 0 ? std::optional(shape.at_most_us) : std::nullopt);
-  }
-  Batch padded = ragged(512, 32768);
-  measure(report, *backend, nullptr, "ragged plan, 32,768 live tokens", padded);
-  padded.shape = StepShape::ragged(1024, 65536);
-  measure(report, *backend, nullptr, "the same, shape padded", padded);
-  for (std::int64_t tokens = 256; tokens <= 262144; tokens *= 4) {
-    measure(report, *backend, nullptr, "ragged plan, 64 tokens a request",
-            ragged(tokens / 64, tokens));
-  }
-  for (const std::int64_t batch : {1, 8, 64, 128, 256, 512, 1024}) {
-    measure(report, *backend, batch == 64 || batch == 256 ? &cold : nullptr, "decode plan",
-            decode(batch));
-  }
-  for (const Shape& shape : kShapes) {
-    measure_records(report, *backend, cold, shape.rows, shape.tokens);
-  }
-  return report.finish();
+  return run_on_gpu(
+      "bench_planner", "what a plan costs, ragged, decode, and of single operations", argc, argv,
+      [](Report& report, Backend& backend, const Stream& stream) {
+        report.set(measure_ceilings(backend, stream));
+        const ColdCache cold(backend, stream);
+        struct Shape {
+          std::int64_t rows, tokens;
+          double at_most_us;
+        };
+        constexpr Shape kShapes[] = {
+            {1024, 65536, 8}, {256, 4096, 5}, {16, 65536, 0}, {1024, 1024, 0}};
+        for (const Shape& shape : kShapes) {
+          measure(report, backend, &cold, concat("ragged plan, ", shape.rows, " requests"),
+                  ragged(shape.rows, shape.tokens),
+                  shape.at_most_us > 0 ? std::optional(shape.at_most_us) : std::nullopt);
+        }
+        Batch padded = ragged(512, 32768);
+        measure(report, backend, nullptr, "ragged plan, 32,768 live tokens", padded);
+        padded.shape = StepShape::ragged(1024, 65536);
+        measure(report, backend, nullptr, "the same, shape padded", padded);
+        for (std::int64_t tokens = 256; tokens <= 262144; tokens *= 4) {
+          measure(report, backend, nullptr, "ragged plan, 64 tokens a request",
+                  ragged(tokens / 64, tokens));
+        }
+        for (const std::int64_t batch : {1, 8, 64, 128, 256, 512, 1024}) {
+          measure(report, backend, batch == 64 || batch == 256 ? &cold : nullptr, "decode plan",
+                  decode(batch));
+        }
+        for (const Shape& shape : kShapes) {
+          measure_records(report, backend, cold, shape.rows, shape.tokens);
+        }
+      });
 }

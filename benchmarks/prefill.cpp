@@ -8,7 +8,6 @@
 //
 // The compressor parts alone are those of an engine that writes the window part by itself or on
 // another stream: the copy of older window entries, once a layer and step, is not among them.
-#include <cstdio>
 #include <optional>
 #include <random>
 #include <string>
@@ -19,6 +18,7 @@
 #include <quire/runtime/base/errors.h>
 
 #include "benchmarks/support/bf16_rows.h"
+#include "benchmarks/support/program.h"
 #include "benchmarks/support/report.h"
 
 namespace {
@@ -160,10 +160,7 @@ class PrefillWorld {
       cache_.device().report(buffer, &report, stream_);
       backend_->copy(&header, cache_.device().plan_buffer(buffer).header, sizeof header, stream_);
       stream_.wait();
-      const std::int32_t inert = report.rows_at_limit + report.rows_stopped +
-                                 report.rows_out_of_steps + report.rows_wrong_shape +
-                                 report.appends_unplanned;
-      QUIRE_CHECK(inert == 0, "the benchmark ran inert rows: ", inert);
+      check_all_lived(report);
       QUIRE_CHECK(report.nonfinite_tiles == 0,
                   "tiles that are not finite: ", report.nonfinite_tiles);
       QUIRE_CHECK(header.csa_entries == entries(kCsaRule), "planned ", header.csa_entries,
@@ -329,21 +326,16 @@ void compare_padded(Report& report, Backend& backend, LayerKind kind) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Report report("bench_prefill", "how fast a long prefill folds and stores", argc, argv);
-  if (cuda_device_count() == 0) {
-    std::puts("no CUDA device");
-    return 77;
-  }
-  const auto backend = make_cuda_backend();
-  const Stream stream(*backend);
-  report.set(measure_ceilings(*backend, stream));
-  for (const LayerKind kind : {LayerKind::kCsa, LayerKind::kHca}) {
-    for (const std::int64_t tokens : {65536, 16384, 4096}) {
-      measure(report, *backend, kind, tokens, false);
-    }
-    measure(report, *backend, kind, 65536, true);
-    measure(report, *backend, kind, 4096, true);
-    compare_padded(report, *backend, kind);
-  }
-  return report.finish();
+  return run_on_gpu("bench_prefill", "how fast a long prefill folds and stores", argc, argv,
+                    [](Report& report, Backend& backend, const Stream& stream) {
+                      report.set(measure_ceilings(backend, stream));
+                      for (const LayerKind kind : {LayerKind::kCsa, LayerKind::kHca}) {
+                        for (const std::int64_t tokens : {65536, 16384, 4096}) {
+                          measure(report, backend, kind, tokens, false);
+                        }
+                        measure(report, backend, kind, 65536, true);
+                        measure(report, backend, kind, 4096, true);
+                        compare_padded(report, backend, kind);
+                      }
+                    });
 }

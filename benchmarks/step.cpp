@@ -1,10 +1,10 @@
 // What does a whole decode step of the models cost: plan, one append a layer, commit? In one graph,
 // as an engine replays it, without the engine's own kernels. No state is touched again before three
 // times the L2 of other traffic; phases are mixed.
-#include <cstdio>
 #include <string>
 
 #include "benchmarks/support/decode_world.h"
+#include "benchmarks/support/program.h"
 #include "benchmarks/support/report.h"
 
 namespace {
@@ -37,24 +37,21 @@ Distribution time_of_step(DecodeWorld& world) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Report report("bench_step", "what plan, appends and commit of a whole decode step cost", argc,
-                argv);
-  if (cuda_device_count() == 0) {
-    std::puts("no CUDA device");
-    return 77;
-  }
-  const auto backend = make_cuda_backend();
-  Stream stream(*backend);
-  for (const bool flash : {true, false}) {
-    const ModelSpec spec = flash ? ModelSpec::deepseek_v4_flash() : ModelSpec::deepseek_v4_pro();
-    const std::string name = flash ? "V4-Flash" : "V4-Pro";
-    for (const Target& target : kTargets) {
-      DecodeWorld world(*backend, spec, target.batch);
-      const std::optional<double> at_most =
-          flash && target.us > 0 ? std::optional(target.us) : std::nullopt;
-      report.add({name + " step", "batch", target.batch, time_of_step(world), at_most, {}, {}, {}});
-      world.check();
-    }
-  }
-  return report.finish();
+  return run_on_gpu(
+      "bench_step", "what plan, appends and commit of a whole decode step cost", argc, argv,
+      [](Report& report, Backend& backend, const Stream&) {
+        for (const bool flash : {true, false}) {
+          const ModelSpec spec =
+              flash ? ModelSpec::deepseek_v4_flash() : ModelSpec::deepseek_v4_pro();
+          const std::string name = flash ? "V4-Flash" : "V4-Pro";
+          for (const Target& target : kTargets) {
+            DecodeWorld world(backend, spec, target.batch);
+            const std::optional<double> at_most =
+                flash && target.us > 0 ? std::optional(target.us) : std::nullopt;
+            report.add(
+                {name + " step", "batch", target.batch, time_of_step(world), at_most, {}, {}, {}});
+            world.check();
+          }
+        }
+      });
 }

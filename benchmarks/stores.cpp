@@ -7,7 +7,6 @@
 // pool that has served for a while. Bytes counted: what is read and written once, the locations
 // included.
 #include <algorithm>
-#include <cstdio>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -20,6 +19,7 @@
 #include <quire/runtime/base/errors.h>
 
 #include "benchmarks/support/bf16_rows.h"
+#include "benchmarks/support/program.h"
 #include "benchmarks/support/report.h"
 
 namespace {
@@ -332,19 +332,13 @@ void measure_compress(Report& report, Backend& backend, const Stream& stream) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Report report("bench_stores", "how fast the single operations store, fold and gather", argc,
-                argv);
-  if (cuda_device_count() == 0) {
-    std::puts("no CUDA device");
-    return 77;
-  }
-  const auto backend = make_cuda_backend();
-  const Stream stream(*backend);
-  report.set(measure_ceilings(*backend, stream));
-  measure_stores(report, *backend, stream, kMain);
-  measure_stores(report, *backend, stream, kKeys);
-  measure_gather_indexer(report, *backend, stream);
-  measure_translate_picks(report, *backend, stream);
-  measure_compress(report, *backend, stream);
-  return report.finish();
+  return run_on_gpu("bench_stores", "how fast the single operations store, fold and gather", argc,
+                    argv, [](Report& report, Backend& backend, const Stream& stream) {
+                      report.set(measure_ceilings(backend, stream));
+                      measure_stores(report, backend, stream, kMain);
+                      measure_stores(report, backend, stream, kKeys);
+                      measure_gather_indexer(report, backend, stream);
+                      measure_translate_picks(report, backend, stream);
+                      measure_compress(report, backend, stream);
+                    });
 }

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include <quire/kernels/params.h>
-#include <quire/runtime/base/errors.h>
 #include <quire/runtime/owners.h>
 
 #include "tests/support/device_array.h"
@@ -19,6 +18,7 @@
 namespace {
 
 using namespace quire;
+using test::check_refused;
 using test::DeviceArray;
 using test::Random;
 using test::random_values;
@@ -179,14 +179,7 @@ TEST_CASE("keys out of range are refused by name, before anything is enqueued") 
   const auto refused = [&](auto change, const std::string& why) {
     GatherIndexerParams params = gather.params();
     change(params);
-    std::string message;
-    try {
-      test_backend().gather_indexer(params, Pdl::kOff, gather.stream);
-    } catch (const UsageError& error) {
-      message = error.what();
-    }
-    CAPTURE(message);
-    CHECK(message.find(why) != std::string::npos);
+    check_refused(why, [&] { test_backend().gather_indexer(params, Pdl::kOff, gather.stream); });
   };
   using P = GatherIndexerParams;
   refused([](P& p) { p.capacity = std::int64_t{1} << 31; }, "capacity is");

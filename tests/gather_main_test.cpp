@@ -11,7 +11,6 @@
 #include <vector>
 
 #include <quire/kernels/params.h>
-#include <quire/runtime/base/errors.h>
 #include <quire/runtime/owners.h>
 
 #include "tests/support/device_array.h"
@@ -21,6 +20,7 @@
 namespace {
 
 using namespace quire;
+using test::check_refused;
 using test::DeviceArray;
 using test::Random;
 using test::random_values;
@@ -167,14 +167,7 @@ TEST_CASE("a gather out of range is refused by name, before anything is enqueued
   const auto refused = [&](auto change, const std::string& why) {
     GatherMainParams params = gather.params();
     change(params);
-    std::string message;
-    try {
-      test_backend().gather_main(params, Pdl::kOff, gather.stream);
-    } catch (const UsageError& error) {
-      message = error.what();
-    }
-    CAPTURE(message);
-    CHECK(message.find(why) != std::string::npos);
+    check_refused(why, [&] { test_backend().gather_main(params, Pdl::kOff, gather.stream); });
   };
   using P = GatherMainParams;
   refused([](P& p) { p.output_stride = 511; }, "output_stride is 511");

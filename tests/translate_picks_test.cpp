@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <quire/kernels/params.h>
-#include <quire/runtime/base/errors.h>
 #include <quire/runtime/owners.h>
 
 #include "tests/support/device_array.h"
@@ -17,6 +16,7 @@
 namespace {
 
 using namespace quire;
+using test::check_refused;
 using test::DeviceArray;
 using test::Random;
 using test::random_values;
@@ -151,14 +151,7 @@ TEST_CASE("picks out of range are refused by name, before anything is enqueued")
   const auto refused = [&](auto change, const std::string& why) {
     TranslatePicksParams params = picks.params();
     change(params);
-    std::string message;
-    try {
-      test_backend().translate_picks(params, Pdl::kOff, picks.stream);
-    } catch (const UsageError& error) {
-      message = error.what();
-    }
-    CAPTURE(message);
-    CHECK(message.find(why) != std::string::npos);
+    check_refused(why, [&] { test_backend().translate_picks(params, Pdl::kOff, picks.stream); });
   };
   using P = TranslatePicksParams;
   refused([](P& p) { p.tokens = -1; }, "tokens is -1");

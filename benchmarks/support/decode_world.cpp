@@ -3,9 +3,8 @@
 #include <random>
 #include <utility>
 
-#include <quire/runtime/base/errors.h>
-
 #include "benchmarks/support/next_set.h"
+#include "benchmarks/support/program.h"
 
 namespace quire::bench {
 namespace {
@@ -169,10 +168,7 @@ void DecodeWorld::check() {
   DeviceReport report{};
   cache_->device().report(PlanBufferId(0), &report, stream_);
   stream_.wait();
-  const std::int32_t inert = report.rows_at_limit + report.rows_stopped + report.rows_out_of_steps +
-                             report.rows_wrong_shape + report.rows_kept_wrong +
-                             report.appends_unplanned;
-  QUIRE_CHECK(inert == 0, "the benchmark ran inert rows: ", inert);
+  check_all_lived(report);
 }
 
 void DecodeWorld::enqueue_plan() { cache_->device().enqueue_plan(PlanBufferId(0), stream_); }

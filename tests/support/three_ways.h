@@ -1,12 +1,16 @@
-// Every operation is tested eager, captured, and replayed after its data changed; and the random
-// data for that.
+// Every operation is tested eager, captured, and replayed after its data changed; the random data
+// for that; and what is refused.
 #pragma once
+
+#include <doctest/doctest.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <string>
 #include <vector>
 
+#include <quire/runtime/base/errors.h>
 #include <quire/runtime/owners.h>
 
 #include "tests/support/test_backend.h"
@@ -48,6 +52,19 @@ void run_three_ways(Stream& stream, const Change& change, const Enqueue& enqueue
     stream.wait();
     check("replayed");
   }
+}
+
+// `call` throws a UsageError whose text holds `why`.
+template <class Call>
+void check_refused(const std::string& why, const Call& call) {
+  std::string message;
+  try {
+    call();
+  } catch (const UsageError& error) {
+    message = error.what();
+  }
+  CAPTURE(message);
+  CHECK(message.find(why) != std::string::npos);
 }
 
 }  // namespace quire::test
