@@ -103,7 +103,7 @@ __device__ void fold_older_rows(Folds<P::kPerThread>& folds, const CsaPart& part
       if (i < first || i >= end) continue;
       const std::int32_t at =
           oldest + i < part.ring_tokens ? oldest + i : oldest + i - part.ring_tokens;
-      const float* row = ring + at * (4 * P::kDim);
+      const float* row = ring + at * (4 * P::kDim);  // at most 65,544 rows: 32 bits hold it
       value[n] = load_state<P::kPerThread>(row + value_channel<P>(i));
       score[n] = load_state<P::kPerThread>(row + score_channel<P>(i));
     }
@@ -232,7 +232,8 @@ __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row,
       location = load_record(params.tokens + span.input_row + i).hca_location;
       finish = load_hca_finish<P>(params, p);
     }
-    if (location >= 0) finish_hca<P>(params, finish, folds, location, row.seat, scratch);
+    if (location >= 0)
+      finish_main<P>(params, part.pages, finish, folds, location, row.seat, scratch);
   });
 }
 

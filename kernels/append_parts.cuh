@@ -30,17 +30,27 @@ __device__ float* state_row(const CsaPart& part, std::int64_t seat, std::int32_t
   return part.state + (seat * part.ring_tokens + position % part.ring_tokens) * (4 * P::kDim);
 }
 
-// Pooled channels to stored bytes. All threads of the entry call it.
+// Pooled channels to a stored main entry, CSA or HCA. All threads of the entry call it.
+template <class P>
+__device__ void finish_main(const AppendParams& params, const EntryPool& pages,
+                            const Finish<P>& finish, const Folds<P::kPerThread>& folds,
+                            std::int64_t location, std::int32_t seat, Scratch<P>& scratch) {
+  auto x = normalise<P>(pooled(folds), finish.weight, params.norm_eps, scratch);
+  if (is_rotated<P>()) x = rotate(x, finish.rotation);
+  store_main_entry<P>(main_entry(pages, location), x, params.scale_floor, seat, params.report);
+}
+
+// Pooled channels to a stored entry of one of a CSA layer's compressors. All threads of the entry
+// call it.
 template <class P>
 __device__ void finish_csa(const AppendParams& params, const CsaPart& part, const Finish<P>& finish,
                            const Folds<P::kPerThread>& folds, std::int64_t location,
                            std::int32_t seat, Scratch<P>& scratch) {
-  auto x = normalise<P>(pooled(folds), finish.weight, params.norm_eps, scratch);
-  if (is_rotated<P>()) x = rotate(x, finish.rotation);
   if constexpr (P::kDim == kHeadDim) {
-    store_main_entry<P>(main_entry(part.pages, location), x, params.scale_floor, seat,
-                        params.report);
+    finish_main<P>(params, part.pages, finish, folds, location, seat, scratch);
   } else {
+    auto x = normalise<P>(pooled(folds), finish.weight, params.norm_eps, scratch);
+    if (is_rotated<P>()) x = rotate(x, finish.rotation);
     if (params.hadamard) x = hadamard<P>(x, scratch);
     store_indexer_entry<P>(indexer_entry(part.pages, location), x, params.scale_floor, seat,
                            params.report, scratch);
@@ -86,17 +96,6 @@ __device__ void finish_window(const AppendParams& params, const Finish<P>& finis
   }
   if (is_rotated<P>()) x = rotate(x, finish.rotation);
   store_main_entry<P>(entry, x, params.scale_floor, seat, params.report);
-}
-
-// Pooled channels to a stored HCA entry. All threads of the entry call it.
-template <class P>
-__device__ void finish_hca(const AppendParams& params, const Finish<P>& finish,
-                           const Folds<P::kPerThread>& folds, std::int64_t location,
-                           std::int32_t seat, Scratch<P>& scratch) {
-  auto x = normalise<P>(pooled(folds), finish.weight, params.norm_eps, scratch);
-  if (is_rotated<P>()) x = rotate(x, finish.rotation);
-  store_main_entry<P>(main_entry(params.hca.pages, location), x, params.scale_floor, seat,
-                      params.report);
 }
 
 template <class P>

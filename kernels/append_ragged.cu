@@ -244,7 +244,7 @@ __device__ void append_hca_entry(const AppendParams& params, const PlanRecord& r
   // Inside a window only the first position of the step can stand first.
   Folds<kPerThread> folds = begin_fold<Main>(part, seat, span.position, span.position);
   rows.fold<false>(folds);
-  finish_hca<Main>(params, finish, folds, location, seat, scratch);
+  finish_main<Main>(params, part.pages, finish, folds, location, seat, scratch);
 }
 
 __global__ void __launch_bounds__(kThreads)
