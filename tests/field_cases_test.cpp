@@ -52,9 +52,7 @@ TEST_CASE("a graph captured while plan A is applied replays plans B, C and D rig
          {std::vector<std::size_t>{2}, {1, 2, 0}, {2, 0}, {0, 1, 2}}) {
       std::vector<StepRow> rows;
       for (const std::size_t i : who) rows.push_back({requests[i]});
-      const StepId next = engine.begin(rows, shape);
-      graph.launch(engine.stream());
-      engine.finish(next, rows);
+      engine.launch_step(graph, rows, shape);
     }
   }
   for (std::size_t i = 0; i < requests.size(); ++i) {

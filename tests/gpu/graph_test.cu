@@ -400,9 +400,7 @@ TEST_CASE("bytes are right whatever an engine's kernels do between ours, in all 
         const RequestId request = engine.admit(0, kTokens);
         const std::vector<StepRow> rows{{request, 1}};
         for (std::int32_t i = 0; i < kTokens; ++i) {
-          const StepId id = engine.begin(rows, shape);
-          graph.launch(engine.stream());
-          engine.finish(id, rows);
+          engine.launch_step(graph, rows, shape);
         }
         const bool same = engine.live_bytes(request) == expected;
         CHECK(same);
@@ -423,9 +421,7 @@ TEST_CASE("10,000 replays are bit-identical") {
     const RequestId request = engine.admit(0, 500);
     const std::vector<StepRow> rows{{request, 1}};
     for (int i = 0; i < 500; ++i, ++replays) {
-      const StepId id = engine.begin(rows, shape);
-      graph.launch(engine.stream());
-      engine.finish(id, rows);
+      engine.launch_step(graph, rows, shape);
     }
     CAPTURE(round);
     const bool same = engine.live_bytes(request) == expected;

@@ -128,9 +128,7 @@ TEST_CASE("a kernel behind this program's planner that does not wait sees the pl
     const RequestId request = engine.admit(0, kTokens);
     const std::vector<StepRow> rows{{request, 1}};
     for (std::int32_t i = 0; i < 10; ++i) {
-      const StepId id = engine.begin(rows, shape);
-      graph.launch(engine.stream());
-      engine.finish(id, rows);
+      engine.launch_step(graph, rows, shape);
       const std::vector<std::int32_t> found = seen.download();
       CAPTURE(i);
       if (i > 0) CHECK(found[0] == i - 1);
@@ -154,9 +152,7 @@ TEST_CASE("decode steps behind a slow planner give the host's bytes, in all PDL 
       const RequestId request = engine.admit(0, kTokens);
       const std::vector<StepRow> rows{{request, 1}};
       for (std::int32_t i = 0; i < kTokens; ++i) {
-        const StepId id = engine.begin(rows, shape);
-        graph.launch(engine.stream());
-        engine.finish(id, rows);
+        engine.launch_step(graph, rows, shape);
       }
       const bool same = engine.live_bytes(request) == expected;
       CHECK(same);
@@ -184,9 +180,7 @@ TEST_CASE("ragged steps behind a slow planner give the host's bytes, in all PDL 
         const std::int32_t chunk_max = content == 0 ? 39 : 5;
         for (const std::int32_t tokens : random_chunks(7, kTokens, chunk_max)) {
           const std::vector<StepRow> rows{{request, tokens}};
-          const StepId id = engine.begin(rows, shape);
-          graph.launch(engine.stream());
-          engine.finish(id, rows);
+          engine.launch_step(graph, rows, shape);
         }
         found.push_back(engine.live_bytes(request));
       }

@@ -272,8 +272,13 @@ void TestEngine::replay_step(std::span<const StepRow> rows, StepShape shape) {
     graphs_.emplace_back(shape, capture.finish());
     found = graphs_.end() - 1;
   }
+  launch_step(found->second, rows, shape);
+}
+
+void TestEngine::launch_step(const GraphExec& graph, std::span<const StepRow> rows,
+                             StepShape shape) {
   const StepId id = begin(rows, shape);
-  found->second.launch(stream_);
+  graph.launch(stream_);
   finish(id, rows);
 }
 

@@ -74,6 +74,8 @@ class TestEngine {
   void step(std::span<const StepRow> rows, StepShape shape, Run run = Run::kOnce);
   // The same by replaying a graph of plan, appends and commit, captured on first use of the shape.
   void replay_step(std::span<const StepRow> rows, StepShape shape);
+  // The same with a graph of the caller's.
+  void launch_step(const GraphExec& graph, std::span<const StepRow> rows, StepShape shape);
   // One ragged step of exactly these rows, short ones first.
   void ragged_step(std::vector<StepRow> rows);
 
