@@ -113,14 +113,16 @@ void add_seats(Capacity& to, const MemoryLayout& layout) {
                                to.limits.hca_banks() * kHcaBankFloats * 4);
 }
 
-void add_rest(Capacity& to, const MemoryLayout& layout) {
+void add_rest(Capacity& to, const MemoryLayout& layout, const ModelSpec& spec) {
   const Limits& limits = to.limits;
   const PlanBufferLayout& buffer = layout.buffers.front();
   to.items.push_back({Region::kScratch, "window scratch", limits.plan_buffers, buffer.scratch.bytes,
                       layout.scratch.bytes});
   to.items.push_back(
-      {Region::kStepTable, "lengths, limits, stopped flags", limits.seats_max, 12,
-       layout.table.length.bytes + layout.table.limit.bytes + layout.table.stopped.bytes});
+      {Region::kStepTable, "lengths, limits, flags, owners", limits.seats_max,
+       4 * (spec.groups() + 3),
+       layout.table.length.bytes + layout.table.limit.bytes + layout.table.stopped.bytes +
+           layout.table.owner.bytes});
   to.items.push_back({Region::kStepTable, "page tables", limits.seats_max, limits.cells_max() * 4,
                       layout.table.page_table.bytes});
   to.items.push_back({Region::kPlanBuffers, "plans and views", limits.plan_buffers,
@@ -189,7 +191,7 @@ Capacity measure_capacity(const ModelSpec& spec, const Limits& limits,
   capacity.cache = layout.bytes();
   add_pages(capacity, layout, layout_options);
   add_seats(capacity, layout);
-  add_rest(capacity, layout);
+  add_rest(capacity, layout, spec);
   if (options.rope_positions > 0) {
     const std::int64_t table_bytes = options.rope_positions * kRopeDim * 4;
     capacity.rope_bytes = rope_tables(spec) * table_bytes;

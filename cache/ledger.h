@@ -29,6 +29,9 @@ namespace quire {
 struct BatchRow {
   RequestId request;
   std::int32_t tokens = 1;
+  // Beyond the last of them, for draft passes to write to (0..draft_max + 1): secured as well and
+  // within the seat's limit on the device, but no part of any length.
+  std::int32_t lookahead_tokens = 0;
 };
 
 // What became of one batch row, over all runs of its step: how many tokens its length grew by
@@ -84,11 +87,13 @@ class Ledger {
 
   // Packs a step into the given plan buffer. First counts the outcomes of step
   // (this id - 1 - run_ahead_max), giving back what no prepared step can reach any more; every batch
-  // row must then have `tokens * repeat` secured. Batch rows beyond `rows` are padding.
+  // row must then have `tokens * repeat + lookahead_tokens` secured. Batch rows beyond `rows` are
+  // padding.
   // In a ragged shape rows of at most draft_max + 1 tokens come before longer ones.
   // The update stays valid until the next `prepare` or `padding_update`.
   // UsageError: that outcome was not settled, stale or repeated request, tokens not secured (named
-  // with row and number), more rows or tokens than the shape, shape beyond the limits, repeat
+  // with row and number), more rows or tokens than the shape, a lookahead out of range, shape beyond
+  // the limits, repeat
   // outside [1, repeat_max] or of a ragged step with a row longer than draft_max + 1.
   const StepUpdate& prepare(std::span<const BatchRow> rows, StepShape shape, PlanBufferId buffer,
                             std::int32_t repeat = 1);

@@ -101,11 +101,13 @@ void Ledger::State::check_seats() {
             "a seat is not in one place: free, owned or held", index);
     require(seat.owned || (seat.pages == 0 && seat.promised_pages == 0 && seat.secured == 0),
             "a seat without an owner has pages or promises", index);
-    require(0 <= seat.settled && seat.settled <= seat.upper && seat.upper <= seat.secured &&
+    require(0 <= seat.settled && seat.settled <= seat.upper && seat.lookahead >= 0 &&
+                seat.upper + seat.lookahead <= seat.secured &&
                 seat.secured <= seat.context_max && seat.secured <= seat.pages * kPageTokens,
-            "settled <= upper <= secured <= pages does not hold", index);
-    require(ceil_div(seat.upper, kPageTokens) <= seat.cells_sent && seat.cells_sent <= seat.pages,
-            "the device would lack cells below the upper length", index);
+            "settled <= upper <= upper + lookahead <= secured <= pages does not hold", index);
+    require(ceil_div(seat.upper + seat.lookahead, kPageTokens) <= seat.cells_sent &&
+                seat.cells_sent <= seat.pages,
+            "the device would lack cells below the limit", index);
     require(seat.limit_sent == wanted_limit(index) || seat.listed,
             "a limit differs on the device and no update would tell it", index);
     const auto listings = std::count(dirty_seats.begin(), dirty_seats.end(), index);
@@ -194,6 +196,7 @@ std::uint64_t Ledger::State::digest() const {
     }
     d.add(s.holds);
     d.add(s.cells_sent);
+    d.add(s.lookahead);
     add_pages(page_lists, i, s.pages);
   }
   for (std::int64_t i = 0; i < limits.holds_max; ++i) {

@@ -99,7 +99,7 @@ std::int64_t Ledger::State::usable_pages() const { return limits.pages - (sink >
 
 std::int64_t Ledger::State::wanted_limit(std::int32_t seat) const {
   const Seat& record = seats[size(seat)];
-  return record.owned ? record.upper : 0;
+  return record.owned ? record.upper + record.lookahead : 0;
 }
 
 void Ledger::State::mark_dirty(std::int32_t seat) {

@@ -33,9 +33,10 @@ struct Ledger::State {
     bool listed = false;  // in `dirty_seats`
     std::int32_t holds = 0;
     std::int32_t pages = 0;       // owned, the first so many cells of its page list
-    std::int32_t cells_sent = 0;  // page table cells that the device has; >= ceil(upper / 256)
+    std::int32_t cells_sent = 0;  // page table cells that the device has, up to the limit at least
     std::int64_t promised_pages = 0;
     std::int64_t settled = 0, upper = 0, secured = 0, context_max = 0;  // tokens
+    std::int32_t lookahead = 0;   // of the newest step; secured beyond `upper`
     std::int64_t limit_sent = 0;  // what the device has, by seat: it survives the owner
     std::uint64_t named_in = 0;   // last call that saw it in a batch; no decision depends on it
   };
@@ -59,6 +60,7 @@ struct Ledger::State {
     std::int32_t tokens = 0;  // over all runs
     bool runs_once = false;   // longer than draft_max + 1: it keeps all of its tokens
     std::int32_t cells_sent_before = 0;
+    std::int32_t lookahead_before = 0;
     std::uint32_t flags = 0;
   };
 

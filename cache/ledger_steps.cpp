@@ -77,7 +77,10 @@ void Ledger::State::check_rows(std::span<const BatchRow> rows, StepShape shape,
     QUIRE_CHECK(row.tokens >= 0, "batch row ", i, " has ", row.tokens, " tokens");
     QUIRE_CHECK(!shape.is_decode() || row.tokens <= shape.tokens_per_row, "batch row ", i, " has ",
                 row.tokens, " tokens; the shape has room for ", shape.tokens_per_row);
-    const std::int64_t asked = std::int64_t{row.tokens} * repeat;
+    QUIRE_CHECK(row.lookahead_tokens >= 0 && row.lookahead_tokens <= limits.draft_max + 1,
+                "batch row ", i, " looks ", row.lookahead_tokens,
+                " tokens ahead; supported: 0 to draft_max + 1 = ", limits.draft_max + 1);
+    const std::int64_t asked = std::int64_t{row.tokens} * repeat + row.lookahead_tokens;
     QUIRE_CHECK(asked <= seat.secured - seat.upper, "batch row ", i, " (seat ", row.request.index,
                 "): ", asked, " tokens asked, ", seat.secured - seat.upper,
                 " secured beyond the upper length; reserve() more first");
@@ -114,16 +117,18 @@ void Ledger::State::pack_rows(std::span<const BatchRow> rows, std::int32_t repea
     const std::uint32_t flags = (seat.new_owner ? BatchRowUpdate::kNewOwner : 0U) |
                                 (seat.resume_pending ? BatchRowUpdate::kResume : 0U);
     records[i] = {rows[i].request, rows[i].tokens * repeat,
-                  rows[i].tokens > limits.draft_max + 1, seat.cells_sent, flags};
+                  rows[i].tokens > limits.draft_max + 1, seat.cells_sent, seat.lookahead, flags};
     seat.new_owner = seat.resume_pending = false;
     seat.upper += records[i].tokens;
-    seat.limit_sent = seat.upper;
-    update.add(BatchRowUpdate{index, rows[i].tokens, static_cast<std::int32_t>(seat.upper), flags});
+    seat.lookahead = rows[i].lookahead_tokens;
+    seat.limit_sent = wanted_limit(index);
+    update.add(BatchRowUpdate{index, rows[i].tokens, static_cast<std::int32_t>(seat.limit_sent),
+                              flags});
   }
   for (const StepRow& record : records) {
     const std::int32_t index = record.request.index;
     Seat& seat = seats[size(index)];
-    const auto needed = static_cast<std::int32_t>(ceil_div(seat.upper, kPageTokens));
+    const auto needed = static_cast<std::int32_t>(ceil_div(seat.limit_sent, kPageTokens));
     const std::span<const PageId> pages_now = pages_of(index);
     for (; seat.cells_sent < needed; ++seat.cells_sent) {
       update.add(CellUpdate{index, seat.cells_sent, pages_now[size(seat.cells_sent)].value});
@@ -219,6 +224,7 @@ void Ledger::abandon(StepId id) {
     State::Seat& seat = s.seats[size(row.request.index)];
     if (s.is_live(row.request)) {
       seat.upper -= row.tokens;
+      seat.lookahead = row.lookahead_before;
       seat.cells_sent = std::min(seat.cells_sent, row.cells_sent_before);
       seat.new_owner |= (row.flags & BatchRowUpdate::kNewOwner) != 0;
       seat.resume_pending |= (row.flags & BatchRowUpdate::kResume) != 0;

@@ -40,9 +40,12 @@ struct Limits {
   }
 
   // Page table cells that one step can change. A table always covers what was prepared before, so
-  // a batch row of n tokens over all its runs sends at most ceil(n / 256) new cells.
+  // a batch row of n tokens over all its runs, lookahead included, sends at most ceil(n / 256) new
+  // cells.
   std::int64_t update_cells_max() const {
-    return min_of(tokens_max * repeat_max / kPageTokens + 2 * rows_max, seats_max * cells_max());
+    const std::int64_t looked_ahead = rows_max * (draft_max + 1);
+    return min_of((tokens_max * repeat_max + looked_ahead) / kPageTokens + 2 * rows_max,
+                  seats_max * cells_max());
   }
 
   // Throws UsageError that names the limit, its value and the range.

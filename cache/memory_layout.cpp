@@ -114,11 +114,13 @@ void place_seats(MemoryLayout& layout, Cursor& cursor, const ModelSpec& spec,
   }
 }
 
-void place_step_table(MemoryLayout& layout, Cursor& cursor, const Limits& limits) {
+void place_step_table(MemoryLayout& layout, Cursor& cursor, const ModelSpec& spec,
+                      const Limits& limits) {
   constexpr auto kInt = static_cast<std::int64_t>(sizeof(std::int32_t));
-  layout.table.length = cursor.take("lengths", limits.seats_max, kInt);
+  layout.table.length = cursor.take("lengths", limits.seats_max, spec.groups() * kInt);
   layout.table.limit = cursor.take("limits", limits.seats_max, kInt);
   layout.table.stopped = cursor.take("stopped flags", limits.seats_max, kInt);
+  layout.table.owner = cursor.take("owner counts", limits.seats_max, kInt);
   layout.table.page_table = cursor.take("page table", limits.seats_max, limits.cells_max() * kInt);
 }
 
@@ -133,6 +135,9 @@ void place_plan_buffer(PlanBufferLayout& buffer, Cursor& cursor, const Limits& l
   buffer.report = take("device report", 1, sizeof(DeviceReport));
   buffer.row_seats = take("applied seats", rows, 4);
   buffer.row_tokens = take("applied tokens", rows, 4);
+  buffer.row_owners = take("applied owners", rows, 4);
+  buffer.row_lives = take("live batch rows", rows, 4);
+  buffer.results = take("batch row results", rows, sizeof(RowResult));
   buffer.rows = take("batch row records", rows, sizeof(BatchRowRecord));
   buffer.tokens = take("token records", tokens, sizeof(TokenRecord));
   buffer.csa_entries =
@@ -201,7 +206,7 @@ MemoryLayout make_memory_layout(const ModelSpec& spec, const Limits& limits,
   }
   layout.scratch = cursor.region_since(start);
   start = cursor.at();
-  place_step_table(layout, cursor, limits);
+  place_step_table(layout, cursor, spec, limits);
   layout.step_table = cursor.region_since(start);
   start = cursor.at();
   for (PlanBufferLayout& buffer : layout.buffers) {
@@ -220,13 +225,17 @@ void place(T*& pointer, std::byte* base, const MemoryPart& part) {
 
 }  // namespace
 
-StepTable place_step_table(const MemoryLayout& layout, const Limits& limits, std::byte* base) {
+StepTable place_step_table(const MemoryLayout& layout, const ModelSpec& spec, const Limits& limits,
+                           std::byte* base) {
   StepTable table;
   place(table.length, base, layout.table.length);
   place(table.limit, base, layout.table.limit);
   place(table.stopped, base, layout.table.stopped);
+  place(table.owner, base, layout.table.owner);
   place(table.page_table, base, layout.table.page_table);
   table.cells = limits.cells_max();
+  table.seats = limits.seats_max;
+  table.groups = spec.groups();
   return table;
 }
 
@@ -237,6 +246,9 @@ PlanBuffer place_plan_buffer(const MemoryLayout& layout, std::size_t buffer, std
   place(to.report, base, from.report);
   place(to.row_seats, base, from.row_seats);
   place(to.row_tokens, base, from.row_tokens);
+  place(to.row_owners, base, from.row_owners);
+  place(to.row_lives, base, from.row_lives);
+  place(to.results, base, from.results);
   place(to.rows, base, from.rows);
   place(to.tokens, base, from.tokens);
   place(to.csa_entries, base, from.csa_entries);

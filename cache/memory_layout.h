@@ -5,7 +5,7 @@
 //               pages; layer-major, or page-major: of each page all layers, before the next page
 //   seats       per layer: window ring; then state rings of both CSA compressors, or HCA banks
 //   scratch     per plan buffer: one layer's worth of window entries, shared by its layers
-//   step table  length, limit, stopped, page table
+//   step table  lengths of each layer group, limit, stopped, owner, page table
 //   plan buffers
 //
 // Every part starts on a multiple of 256 bytes. Offsets are from the start of the arena.
@@ -45,12 +45,13 @@ struct LayerLayout {
 };
 
 struct StepTableLayout {
-  MemoryPart length, limit, stopped, page_table;
+  MemoryPart length, limit, stopped, owner, page_table;
 };
 
 struct PlanBufferLayout {
   MemoryPart scratch;  // [scratch tokens / 64, page of 64 window entries], in region scratch
-  MemoryPart header, report, row_seats, row_tokens, rows, tokens, csa_entries, hca_entries;
+  MemoryPart header, report, row_seats, row_tokens, row_owners, row_lives, results;
+  MemoryPart rows, tokens, csa_entries, hca_entries;
   // Views.
   MemoryPart positions, token_batch_row, token_window_length, token_csa_length, token_hca_length;
   MemoryPart ring_locations, scratch_locations, csa_locations, hca_locations;
@@ -84,7 +85,8 @@ MemoryLayout make_memory_layout(const ModelSpec& spec, const Limits& limits,
                                 const DeviceCacheOptions& options);
 
 // The tables with their addresses, for an arena that starts at `base`.
-StepTable place_step_table(const MemoryLayout& layout, const Limits& limits, std::byte* base);
+StepTable place_step_table(const MemoryLayout& layout, const ModelSpec& spec, const Limits& limits,
+                           std::byte* base);
 PlanBuffer place_plan_buffer(const MemoryLayout& layout, std::size_t buffer, std::byte* base);
 
 }  // namespace quire

@@ -46,6 +46,16 @@ const char* name_of(LayerKind kind) {
   return "unknown layer kind";
 }
 
+const char* name_of(LayerGroup group) {
+  switch (group) {
+    case LayerGroup::kTarget:
+      return "target";
+    case LayerGroup::kDraft:
+      return "draft";
+  }
+  return "unknown layer group";
+}
+
 std::int64_t ModelSpec::count(LayerKind kind) const {
   return std::count(layers.begin(), layers.end(), kind);
 }
@@ -90,12 +100,14 @@ ModelSpec ModelSpec::slice(std::int64_t first, std::int64_t length) const {
   ModelSpec stage = *this;
   stage.layers.assign(layers.begin() + first, layers.begin() + first + length);
   if (first + length < all) stage.mtp_layers.clear();
+  stage.draft_layers = std::clamp<std::int64_t>(first + length - (all - draft_layers), 0, length);
   return stage;
 }
 
 ModelSpec ModelSpec::with_mtp_layers() const {
   ModelSpec whole = *this;
   whole.layers.insert(whole.layers.end(), mtp_layers.begin(), mtp_layers.end());
+  whole.draft_layers += static_cast<std::int64_t>(mtp_layers.size());
   whole.mtp_layers.clear();
   return whole;
 }
@@ -107,6 +119,8 @@ void ModelSpec::check() const {
   QUIRE_CHECK(mtp_layers.size() <= static_cast<std::size_t>(kLayersMax),
               "ModelSpec::mtp_layers has ", mtp_layers.size(), " layers; supported: 0 to ",
               kLayersMax);
+  QUIRE_CHECK(draft_layers >= 0 && draft_layers <= layer_count, "ModelSpec::draft_layers is ",
+              draft_layers, "; supported: 0 to the ", layer_count, " of ModelSpec::layers");
   check_kinds("layers", layers);
   check_kinds("mtp_layers", mtp_layers);
   check_dim("head_dim", head_dim, kHeadDim);

@@ -19,6 +19,12 @@ enum class LayerKind : std::uint8_t {
 
 const char* name_of(LayerKind kind);
 
+// Layers whose sequences have lengths of their own in every seat: those of the target model, and
+// those that draft for it (MTP), which may be behind or ahead.
+enum class LayerGroup : std::int32_t { kTarget, kDraft };
+
+const char* name_of(LayerGroup group);
+
 // How a compressing layer pools: W = ratio tokens per entry, twice that with overlap (SPEC 0.1).
 struct CompressionRule {
   std::int32_t ratio;
@@ -48,6 +54,7 @@ struct ModelSpec {
   // Layers that predict further tokens (MTP). They are not among `layers` and get no memory unless
   // `with_mtp_layers` appends them.
   std::vector<LayerKind> mtp_layers = {};
+  std::int64_t draft_layers = 0;  // the last so many of `layers` are the draft group
   std::int32_t head_dim = 512;  // of window and compressed entries; the last 64 carry RoPE
   std::int32_t rope_dim = 64;
   std::int32_t indexer_dim = 128;  // of the indexer's keys; the last 64 carry RoPE
@@ -78,13 +85,19 @@ struct ModelSpec {
 
   std::int64_t count(LayerKind kind) const;
 
+  std::int32_t groups() const { return draft_layers > 0 ? 2 : 1; }
+  LayerGroup group_of(LayerId layer) const {
+    const auto target_layers = static_cast<std::int64_t>(layers.size()) - draft_layers;
+    return layer.value < target_layers ? LayerGroup::kTarget : LayerGroup::kDraft;
+  }
+
   // Layers [first, first + count) as a spec of their own, for one stage of a pipeline: its layer i
   // is layer first + i here. The MTP layers stay with the stage that has the last layer.
   // UsageError: an empty range, or one that leaves the layers.
   ModelSpec slice(std::int64_t first, std::int64_t count) const;
 
-  // The MTP layers as ordinary layers behind the others (and no MTP layers any more), for engines
-  // that draft with them from the same seats and pages.
+  // The MTP layers behind the others, as layers of the draft group (and no MTP layers any more), for
+  // engines that draft with them from the same seats and pages.
   ModelSpec with_mtp_layers() const;
 
   // Throws UsageError that names the field, its value and what is supported.

@@ -37,13 +37,12 @@ struct StepUpdateHeader {
   std::uint64_t digest;  // over all bytes behind this field
   StepId id;             // kPaddingStep: outside the order, no request, no cell
   std::int32_t plan_buffer;
-  std::int32_t layer_group;  // 0; draft layers get their own lengths later
-  std::int32_t repeat;       // times that the step may run
+  std::int32_t repeat;  // times that the step may run
   StepShape shape;
   std::int32_t batch_rows;      // BatchRowUpdates that follow; the rest of the shape is padding
   std::int32_t cells;           // CellUpdates behind them
   std::int32_t lowered_limits;  // LimitUpdates behind those
-  std::int32_t reserved[3];
+  std::int32_t reserved[4];
 };
 static_assert(sizeof(StepUpdateHeader) == 64);
 
@@ -53,11 +52,14 @@ struct BatchRowUpdate {
 
   std::int32_t seat;
   std::int32_t tokens;  // of each run of the step
-  std::int32_t limit;   // the seat's upper length once the step is done
+  std::int32_t limit;   // the seat's upper length once the step is done, and its lookahead
   std::uint32_t flags;
 };
 static_assert(sizeof(BatchRowUpdate) == 16);
 
+// Of the request's entries that a length counts, none is in the page yet: the cell lies behind the
+// upper length before the step, and what an abandoned update carried was never applied. So the page
+// may be zeroed with it (DeviceCacheOptions::clear_on_reuse).
 struct CellUpdate {
   std::int32_t seat;
   std::int32_t cell;

@@ -8,7 +8,7 @@ set(quire_internal_headers
   "|host/entry\\.h|host/hca\\.h|hca\\.cuh"
   "|float_environment\\.h|entry\\.cuh|pool\\.cuh|planner\\.cuh|step_rule\\.h|device_planner\\.h"
   "|ledger_state\\.h|device_cache_state\\.h|memory_layout\\.h|device_guard\\.h|operation_checks\\.h"
-  "|gather\\.h|read_lists\\.cuh")
+  "|gather\\.h|stop_rule\\.h|read_lists\\.cuh|ragged_sums\\.cuh")
 string(CONCAT quire_internal_headers ${quire_internal_headers})
 
 install(TARGETS quire EXPORT quireTargets ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")

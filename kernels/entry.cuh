@@ -126,17 +126,24 @@ __device__ inline std::int64_t join_words(int low, int high) {
 }
 
 __device__ inline PlanHeader load_header(const PlanHeader* header) {
-  const int4 a = load_int4_at_l2(header);
-  const int4 b = load_int4_at_l2(&header->steps_at_plan);
-  const int4 c = load_int4_at_l2(&header->used_tokens);
-  return {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, {}};
+  const int4 applied = load_int4_at_l2(&header->rows);
+  const int4 planned = load_int4_at_l2(&header->planned_rows);
+  const int4 counts = load_int4_at_l2(&header->short_rows);
+  const int4 rest = load_int4_at_l2(&header->used_rows);
+  return {applied.x, applied.y, applied.z, applied.w, planned.x, planned.y,
+          planned.z, planned.w, counts.x,  counts.y,  counts.z,  counts.w,
+          rest.x,    static_cast<LayerGroup>(rest.y), {}};
 }
 
 // Of the header only what tells whether the shape was planned.
 __device__ inline bool load_is_planned(const PlanHeader* header, const StepShape& shape) {
-  const int4 a = load_int4_at_l2(header);
-  const int4 b = load_int4_at_l2(&header->steps_at_plan);
-  return is_planned(PlanHeader{a.x, a.y, a.z, a.w, b.x, 0, 0, 0, 0, 0, {}}, shape);
+  const int4 planned = load_int4_at_l2(&header->planned_rows);
+  PlanHeader part{};
+  part.planned_rows = planned.x;
+  part.planned_tokens_per_row = planned.y;
+  part.planned_tokens = planned.z;
+  part.steps_at_plan = planned.w;
+  return is_planned(part, shape);
 }
 
 // A plan record, at L2 for the same reason.

@@ -130,8 +130,9 @@ struct AppendParams {
 // Whether the records in the plan buffer are those of this step: its update was planned, in this
 // shape. Where they are not, they name the pages of a step before it.
 QUIRE_HOST_DEVICE inline bool is_planned(const PlanHeader& header, const StepShape& shape) {
-  return header.steps_at_plan > 0 && header.rows == shape.rows &&
-         header.tokens_per_row == shape.tokens_per_row && header.tokens == shape.tokens;
+  return header.steps_at_plan > 0 && header.planned_rows == shape.rows &&
+         header.planned_tokens_per_row == shape.tokens_per_row &&
+         header.planned_tokens == shape.tokens;
 }
 
 // --- The step around it ---
@@ -158,6 +159,28 @@ using SmallApplyParams = ApplyParamsOf<kSmallUpdateBytes>;
 static_assert(sizeof(ApplyParams) <= 32764);
 static_assert(offsetof(ApplyParams, changes) == offsetof(SmallApplyParams, changes));
 
+// Bytes that each page has, or each seat: those of number i begin at base + i x stride. Stride, bytes
+// and address are multiples of 16.
+struct OwnedBytes {
+  std::byte* base = nullptr;
+  std::int64_t stride = 0;
+  std::int64_t bytes = 0;
+
+  QUIRE_HOST_DEVICE std::byte* of(std::int32_t owned) const { return base + owned * stride; }
+};
+
+// Zeroes pages, or seats, as they go to a new owner. Packed by planner/clear_chunks.h.
+struct ClearParams {
+  static constexpr std::int32_t kOwnedMax = 256;
+  static constexpr std::int32_t kPiecesMax = 256;
+
+  std::int32_t owned_count;  // at least 1
+  std::int32_t piece_count;  // at least 1
+  std::int32_t owned[kOwnedMax];  // pages or seats
+  OwnedBytes pieces[kPiecesMax];  // the same of each
+};
+static_assert(sizeof(ClearParams) <= 32764);
+
 struct PlanParams {
   StepShape shape;
   PlanGeometry geometry;
@@ -165,15 +188,48 @@ struct PlanParams {
   PlanBuffer plan;
   std::int32_t csa_entry_capacity = 0;
   std::int32_t hca_entry_capacity = 0;
+  LayerGroup group = LayerGroup::kTarget;
+  // Decode shapes only. In the layout of the input rows and batch rows of `shape`.
+  const std::int32_t* positions = nullptr;   // [shape.tokens] nullable: from the group's length on
+  const std::int32_t* row_tokens = nullptr;  // [shape.rows] nullable: as applied
 };
 
 struct CommitParams {
   StepShape shape;
+  LayerGroup group = LayerGroup::kTarget;
+  bool positions_supplied = false;
   StepTable table;
   PlanBuffer plan;
   const std::int32_t* kept = nullptr;  // [rows] nullable: all live tokens
   std::int32_t draft_max = 0;          // rows of more than draft_max + 1 tokens keep all of them
   const std::uint8_t* stop = nullptr;  // [rows] nullable: none; non-zero stops the seat
+};
+
+// What an engine may stop a row with, in one launch.
+inline constexpr std::int32_t kEndTokensMax = 64;
+
+// From the tokens that a decode or verify step has sampled: how many of each batch row's stay, and
+// whether it stops behind them. Between the sampler and `enqueue_commit`, which takes `kept` and
+// `stop`. Token j of a batch row is the one sampled behind its input token j. A row stops behind its
+// first end token, or where its length, which does not count the newest sampled token, reaches the
+// limit of its seat; so much of it is kept. Rows of more than tokens_per_row tokens, chunks of a
+// prompt, never stop here. Running it again changes nothing.
+struct StopRowsParams {
+  std::int32_t rows = 0;
+  std::int32_t tokens_per_row = 1;  // at least 1
+  // [rows] PlanBuffer::rows, while the step's target plan is the newest of its plan buffer.
+  const BatchRowRecord* records = nullptr;
+  const std::int32_t* tokens = nullptr;        // [rows, tokens_per_row]; null where end_count is 0
+  std::int64_t tokens_stride = 1;              // at least tokens_per_row
+  const std::int32_t* end_tokens = nullptr;    // [end_count]
+  std::int32_t end_count = 0;                  // 0 to kEndTokensMax
+  const std::int32_t* length_limit = nullptr;  // [seats] tokens, by seat; nullable: no limit
+  // [rows] in: counts from the first token, accepted drafts + 1, written anew in every step. Out: cut
+  // behind the row's last token; 0 where the row is inert in the plan. What is negative or above
+  // the row's live tokens is left for the commit to report. Nullable with one token per row: that
+  // is kept, also where the limit was reached before it.
+  std::int32_t* kept = nullptr;
+  std::uint8_t* stop = nullptr;  // [rows] out: 1 stops, 0 does not
 };
 
 // --- Single operations, in the original kernels' form ---

@@ -14,7 +14,7 @@ constexpr int kDecodeThreads = 128;
 // Fields that no thread of this kernel reads.
 __device__ void finish_decode_plan(const PlanParams& params) {
   PlanHeader& header = *params.plan.header;
-  header.steps_at_plan = header.steps_left;
+  note_plan(params, applied_plan(params));
   header.short_rows = params.shape.rows;
   header.csa_entries = 0;
   header.hca_entries = 0;
@@ -60,7 +60,7 @@ __device__ void write_token_lists(const PlanParams& params, std::int64_t block) 
   if (read.hca_locations != nullptr) {
     const std::int64_t begin = std::int64_t{piece} * kListPiece;
     write_hca_list(params, token, begin, min_of(begin + kListPiece, read.hca_width), row,
-                   hca_entries_at(row, j));
+                   hca_entries_at(row, j), static_cast<int>(threadIdx.x), kDecodeThreads);
   }
 }
 
@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(kDecodeThreads)
   for (int j = thread_from(32); j < params.shape.tokens_per_row; j += kDecodeThreads) {
     write_token(params, row.first_token + j, plan_token(params.geometry, params.table, row, r, j));
   }
-  copy_page_table_row<8>(params, r, row, thread_from(64), kDecodeThreads);
+  copy_page_table_cells<8>(params, r, row.seat, 0, shown_cells(row), thread_from(64),
+                           kDecodeThreads);
 }
 
 }  // namespace

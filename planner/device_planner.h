@@ -1,6 +1,6 @@
 // Launches everything around a step on the device: update, plan and commit, and the plan records of
 // the single operations. Kernels only, deterministic, no allocation, nothing read by the host: all
-// may be captured, `launch_apply` apart, whose changes travel by value. CudaError where a launch
+// may be captured, `launch_apply` and `launch_clear` apart, whose changes travel by value. CudaError where a launch
 // fails; none blocks. The rule is planner/step_rule.h, the same as the host's.
 #pragma once
 
@@ -13,6 +13,10 @@ namespace quire::cuda {
 
 // One chunk of an update (planner/apply_chunks.h). One kernel.
 void launch_apply(const ApplyParams& params, CUstream_st* stream);
+
+// One part of what an update gives to new owners (planner/clear_chunks.h). One kernel, launched
+// plainly.
+void launch_clear(const ClearParams& params, CUstream_st* stream);
 
 // One kernel. Launched plainly: the full edge that the first append behind a plan relies on begins
 // here.

@@ -3,7 +3,11 @@
 #pragma once
 
 #include <climits>
+#include <cstddef>
 #include <cstdint>
+
+#include <quire/cache/model_spec.h>
+#include <quire/runtime/base/host_device.h>
 
 namespace quire {
 
@@ -58,15 +62,23 @@ struct PlanHeader {
   std::int32_t tokens_per_row;  // 0: ragged
   std::int32_t tokens;
   std::int32_t steps_left;     // runs that the applied update still allows
-  std::int32_t steps_at_plan;  // the same when it was planned: a commit sets steps_left from it
+  // Of the newest plan; in a draft pass batch rows have fewer tokens than were applied.
+  std::int32_t planned_rows, planned_tokens_per_row, planned_tokens;
+  // steps_left when the target group was planned: its commit sets steps_left from it, and plans of
+  // the draft group live as long as it is above 0.
+  std::int32_t steps_at_plan;
   std::int32_t short_rows;     // ragged: leading batch rows that read the ring
   std::int32_t csa_entries;    // live records of the compact list
   std::int32_t hca_entries;    // likewise
   std::int32_t used_tokens;    // input rows up to the end of the last batch row that has any
   std::int32_t used_rows;      // batch rows up to the last that has a seat
-  std::int32_t reserved[6];
+  LayerGroup planned_group;
+  std::int32_t reserved[2];
 };
 static_assert(sizeof(PlanHeader) == 64);
+// Kernels load it in pieces of 16 bytes.
+static_assert(offsetof(PlanHeader, planned_rows) == 16 && offsetof(PlanHeader, short_rows) == 32 &&
+              offsetof(PlanHeader, used_rows) == 48);
 
 // What the device noticed, cleared by `apply`, added to by every plan, append and commit until the
 // next. 64 bytes, to be copied with the tokens.
@@ -77,23 +89,45 @@ struct alignas(64) DeviceReport {
   std::int32_t rows_stopped;        // made inert: stopped before
   std::int32_t rows_out_of_steps;   // made inert: more runs than prepared
   std::int32_t rows_wrong_shape;    // made inert: the replayed shape is not the applied one
-  // Commit left alone: kept is negative, above the live tokens, or a part of a row that runs once.
+  // Commit left alone: kept is negative, above the live tokens, or a part of a row that runs once;
+  // or the plan started beyond the length.
   std::int32_t rows_kept_wrong;
   std::int32_t nonfinite_tiles;     // quantised tiles with a NaN or an infinity
   std::int32_t first_failing_seat;  // the lowest of all the above; kNoSeat: none
   // Appended nothing: no plan of their shape since the update, or one run too many.
   std::int32_t appends_unplanned;
-  std::int32_t reserved[8];
+  std::int32_t rows_wrong_positions;  // made inert: supplied positions (PlanInputs::positions)
+  std::int32_t rows_wrong_tokens;     // made inert: supplied counts (PlanInputs::row_tokens)
+  // Kept counts and stop flags other than 0 of padding rows: passed over, and no seat is failing.
+  std::int32_t padding_rows_kept;
+  // Made inert: their seat has gone to another request since the update that named them.
+  std::int32_t rows_of_former_owners;
+  std::int32_t reserved[4];
 };
 static_assert(sizeof(DeviceReport) == 64);
 
+// What has become of a batch row, for the host to read once a visit of many steps is over. Written
+// by every commit of the target group, and by `apply` before the first.
+struct RowResult {
+  std::int32_t length;   // of the seat; padding: 0
+  std::int32_t stopped;  // 1: the seat has stopped itself
+};
+static_assert(sizeof(RowResult) == 8);
+
 // Device-resident, indexed by seat: what the ledger said and what steps have committed.
 struct StepTable {
-  std::int32_t* length = nullptr;      // [seats]
+  std::int32_t* length = nullptr;      // [groups, seats] tokens committed, by LayerGroup
   std::int32_t* limit = nullptr;       // [seats] upper length of what was prepared
   std::int32_t* stopped = nullptr;     // [seats] sticky
+  std::int32_t* owner = nullptr;       // [seats] counts its owners
   std::int32_t* page_table = nullptr;  // [seats, cells]
   std::int64_t cells = 0;
+  std::int64_t seats = 0;
+  std::int32_t groups = 1;
+
+  QUIRE_HOST_DEVICE std::int32_t* length_of(LayerGroup group) const {
+    return length + static_cast<std::int64_t>(group) * seats;
+  }
 };
 
 // What an engine reads, in batch row order, at fixed addresses. Written by every plan. Where a batch
@@ -141,6 +175,9 @@ struct PlanBuffer {
   DeviceReport* report = nullptr;
   std::int32_t* row_seats = nullptr;   // [rows] as applied; -1: padding
   std::int32_t* row_tokens = nullptr;  // [rows] as applied
+  std::int32_t* row_owners = nullptr;  // [rows] StepTable::owner of the seat when it was applied
+  std::int32_t* row_lives = nullptr;   // [rows] 0: inert in the newest plan of the target group
+  RowResult* results = nullptr;        // [rows]
   BatchRowRecord* rows = nullptr;      // [rows]
   TokenRecord* tokens = nullptr;       // [tokens]
   PlanRecord* csa_entries = nullptr;   // [csa_entry_capacity] ragged: compact, in order, padded

@@ -6,6 +6,7 @@
 
 #include <quire/cache/limits.h>
 #include <quire/cache/model_spec.h>
+#include <quire/planner/divisors.h>
 #include <quire/planner/plan.h>
 #include <quire/runtime/base/host_device.h>
 #include <quire/runtime/base/integers.h>
@@ -122,37 +123,75 @@ struct PlanGeometry {
   std::int64_t padding_hca_location;
 };
 
-enum class Inert : std::int32_t { kNo, kPadding, kEmpty, kStopped, kAtLimit, kOutOfSteps, kWrongShape };
+enum class Inert : std::int32_t {
+  kNo,
+  kPadding,
+  kEmpty,
+  kStopped,
+  kAtLimit,
+  kOutOfSteps,
+  kWrongShape,
+  kWrongPositions,
+  kWrongTokens,
+  kFormerOwner,
+  kTargetInert
+};
 
 struct ResolvedRow {
   BatchRowRecord record;
   Inert why;
 };
 
-// What the step table says of a seat; nothing for padding.
-struct SeatState {
-  std::int32_t length, limit, stopped;
+// What an update said of a batch row, and the newest plan of the target group.
+struct AppliedRow {
+  std::int32_t seat;
+  std::int32_t tokens;
+  std::int32_t owner;  // StepTable::owner then
+  std::int32_t lives;  // 0: the target plan of this step made it inert; other than 0 for itself
 };
 
-QUIRE_HOST_DEVICE inline SeatState seat_state(const StepTable& table, std::int32_t seat) {
-  if (seat < 0) return {0, 0, 0};
-  return {table.length[seat], table.limit[seat], table.stopped[seat]};
+// What the step table says of a seat; nothing for padding.
+struct SeatState {
+  std::int32_t length, limit, stopped, owner;
+};
+
+// For padding the first seat's is loaded, and not used: no load waits for a branch. The draft group
+// follows the target's plan, also of the step that stopped the seat.
+QUIRE_HOST_DEVICE inline SeatState seat_state(const StepTable& table, LayerGroup group,
+                                              std::int32_t seat) {
+  const std::int32_t at = max_of(seat, 0);
+  const SeatState state{table.length_of(group)[at], table.limit[at],
+                        group == LayerGroup::kTarget ? table.stopped[at] : 0, table.owner[at]};
+  return seat < 0 ? SeatState{0, 0, 0, 0} : state;
 }
+
+// What an engine supplied on the device for a batch row; by default nothing, which is right.
+struct SuppliedRow {
+  bool positions_fit = true;
+  bool tokens_fit = true;
+};
 
 // A batch row lives as a whole or not at all. `steps_left` is the plan buffer's. Each reason goes
 // before those above it; none is a branch, so that a thread's loads need not wait for each other.
 QUIRE_HOST_DEVICE inline ResolvedRow resolve_batch_row(std::int32_t steps_left, bool same_shape,
-                                                       const SeatState& state, std::int32_t seat,
-                                                       std::int32_t tokens,
-                                                       std::int32_t first_token) {
+                                                       const SeatState& state,
+                                                       const AppliedRow& row, std::int32_t tokens,
+                                                       std::int32_t first_token,
+                                                       const SuppliedRow& supplied = {}) {
   Inert why = Inert::kNo;
   if (static_cast<std::int64_t>(state.length) + tokens > state.limit) why = Inert::kAtLimit;
+  if (!supplied.positions_fit) why = Inert::kWrongPositions;
+  if (!supplied.tokens_fit) why = Inert::kWrongTokens;
   if (state.stopped != 0) why = Inert::kStopped;
   if (steps_left <= 0) why = Inert::kOutOfSteps;
   if (tokens == 0) why = Inert::kEmpty;
+  if (row.lives == 0) why = Inert::kTargetInert;
+  if (row.owner != state.owner) why = Inert::kFormerOwner;
   if (!same_shape) why = Inert::kWrongShape;
-  if (seat < 0) why = Inert::kPadding;
-  return {{seat, state.length, why == Inert::kNo ? tokens : 0, first_token}, why};
+  if (row.seat < 0) why = Inert::kPadding;
+  return {{row.seat, why == Inert::kFormerOwner ? 0 : state.length,
+           why == Inert::kNo ? tokens : 0, first_token},
+          why};
 }
 
 // Rows up to this length read the window ring and may run again before their commit; longer ones
@@ -200,41 +239,91 @@ QUIRE_HOST_DEVICE constexpr std::int64_t ring_location(const PlanGeometry& geome
          p % geometry.window_ring_tokens;
 }
 
+QUIRE_HOST_DEVICE constexpr std::int64_t location_in_page(std::int32_t page,
+                                                          std::int32_t entries_per_page,
+                                                          std::int32_t in_page) {
+  return static_cast<std::int64_t>(page) * entries_per_page + in_page;
+}
+
 // Location of entry e of a request, through its page table.
 QUIRE_HOST_DEVICE inline std::int64_t entry_location(const std::int32_t* cells,
                                                      std::int32_t entries_per_page,
                                                      std::int32_t e) {
-  return static_cast<std::int64_t>(cells[e / entries_per_page]) * entries_per_page +
-         e % entries_per_page;
+  return location_in_page(cells[e / entries_per_page], entries_per_page, e % entries_per_page);
 }
 
 // What stands where no batch row has a token, or its row is inert.
 QUIRE_HOST_DEVICE constexpr TokenRecord inert_token() { return {-1, 0, -1, 0, -1, -1, -1, -1}; }
 
+// What the rule divides by; `Divisor` is one of planner/divisors.h.
+template <class Divisor>
+struct GeometryDivisors {
+  Divisor window_ring_tokens, csa_entries_per_page, hca_entries_per_page;
+};
+
+// Where an entry goes that a token closes: in the page that cell `cell` names. -1: it closes none.
+struct EntryPlace {
+  std::int32_t cell, in_page;
+};
+
+// A token as far as no page table cell is needed: its record, without the locations of entries.
+struct PlacedToken {
+  TokenRecord record;
+  EntryPlace csa, hca;
+};
+
+template <class Divisor>
+QUIRE_HOST_DEVICE EntryPlace entry_place(CompressionRule rule, const Divisor& entries_per_page,
+                                         std::int32_t p) {
+  if (!closes_entry(rule, p)) return {-1, 0};
+  const Division entry = entries_per_page.divide(p / rule.ratio);
+  return {entry.quotient, entry.remainder};
+}
+
+template <class Divisor>
+QUIRE_HOST_DEVICE PlacedToken place_token(const PlanGeometry& geometry,
+                                          const GeometryDivisors<Divisor>& divisors,
+                                          const BatchRowRecord& row, std::int32_t batch_row,
+                                          std::int32_t j) {
+  if (j >= row.live_tokens) return {inert_token(), {-1, 0}, {-1, 0}};
+  const std::int32_t p = row.start + j;
+  const std::int32_t length = row.start + row.live_tokens;
+  const bool reads_ring = is_short(geometry, row.live_tokens);
+  const bool in_ring = reads_ring || p >= length - 128;
+  const std::int64_t ring = static_cast<std::int64_t>(row.seat) * geometry.window_ring_tokens +
+                            divisors.window_ring_tokens.divide(p).remainder;
+  return {{row.seat, p, batch_row, j, in_ring ? ring : -1,
+           reads_ring ? -1 : scratch_location(row.first_token, batch_row, j), -1, -1},
+          entry_place(kCsaRule, divisors.csa_entries_per_page, p),
+          entry_place(kHcaRule, divisors.hca_entries_per_page, p)};
+}
+
 QUIRE_HOST_DEVICE inline TokenRecord plan_token(const PlanGeometry& geometry,
                                                 const StepTable& table, const BatchRowRecord& row,
                                                 std::int32_t batch_row, std::int32_t j) {
-  if (j >= row.live_tokens) return inert_token();
-  const std::int32_t p = row.start + j;
-  const std::int32_t length = row.start + row.live_tokens;
-  const bool in_ring = is_short(geometry, row.live_tokens) || p >= length - 128;
+  const GeometryDivisors<PlainDivisor> divisors{{geometry.window_ring_tokens},
+                                                {geometry.csa_entries_per_page},
+                                                {geometry.hca_entries_per_page}};
+  const PlacedToken placed = place_token(geometry, divisors, row, batch_row, j);
   const std::int32_t* cells = table.page_table + row.seat * table.cells;
-  return {row.seat,
-          p,
-          batch_row,
-          j,
-          in_ring ? ring_location(geometry, row.seat, p) : -1,
-          is_short(geometry, row.live_tokens) ? -1
-                                              : scratch_location(row.first_token, batch_row, j),
-          closes_entry(kCsaRule, p)
-              ? entry_location(cells, geometry.csa_entries_per_page, p / kCsaRule.ratio)
-              : -1,
-          closes_entry(kHcaRule, p)
-              ? entry_location(cells, geometry.hca_entries_per_page, p / kHcaRule.ratio)
-              : -1};
+  const auto location = [&](const EntryPlace& place, std::int32_t entries_per_page) {
+    return place.cell < 0 ? -1
+                          : location_in_page(cells[place.cell], entries_per_page, place.in_page);
+  };
+  TokenRecord record = placed.record;
+  record.csa_location = location(placed.csa, geometry.csa_entries_per_page);
+  record.hca_location = location(placed.hca, geometry.hca_entries_per_page);
+  return record;
 }
 
-QUIRE_HOST_DEVICE inline void write_token_views(const PlanViews& views,
+// What a view shows where nothing is written.
+QUIRE_HOST_DEVICE constexpr std::int64_t shown_location(std::int64_t location,
+                                                        std::int64_t padding) {
+  return location >= 0 ? location : padding;
+}
+
+// Views of a token that need no page table cell; the rest follows.
+QUIRE_HOST_DEVICE inline void write_place_views(const PlanViews& views,
                                                 const PlanGeometry& geometry, std::int32_t token,
                                                 const TokenRecord& record) {
   const bool live = record.seat >= 0;
@@ -244,14 +333,17 @@ QUIRE_HOST_DEVICE inline void write_token_views(const PlanViews& views,
   views.token_window_length[token] = min_of(seen, 128);
   views.token_csa_length[token] = entries_of(kCsaRule, seen);
   views.token_hca_length[token] = entries_of(kHcaRule, seen);
-  const auto shown = [](std::int64_t location, std::int64_t padding) {
-    return location >= 0 ? location : padding;
-  };
-  views.ring_locations[token] = shown(record.ring_location, geometry.padding_ring_location);
+  views.ring_locations[token] =
+      shown_location(record.ring_location, geometry.padding_ring_location);
   views.scratch_locations[token] =
-      shown(record.scratch_location, geometry.padding_scratch_location);
-  views.csa_locations[token] = shown(record.csa_location, geometry.padding_csa_location);
-  views.hca_locations[token] = shown(record.hca_location, geometry.padding_hca_location);
+      shown_location(record.scratch_location, geometry.padding_scratch_location);
+}
+
+QUIRE_HOST_DEVICE inline void write_entry_views(const PlanViews& views,
+                                                const PlanGeometry& geometry, std::int32_t token,
+                                                const TokenRecord& record) {
+  views.csa_locations[token] = shown_location(record.csa_location, geometry.padding_csa_location);
+  views.hca_locations[token] = shown_location(record.hca_location, geometry.padding_hca_location);
 }
 
 QUIRE_HOST_DEVICE inline void write_row_views(const PlanViews& views, std::int32_t batch_row,

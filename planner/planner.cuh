@@ -30,6 +30,7 @@ void launch_plain(void (*kernel)(Params), std::int64_t blocks, int threads, cons
 
 // Each file loads its own.
 void load_step_kernels();
+void load_clear_kernel();
 void load_decode_planner();
 void load_ragged_planner();
 void load_record_planner();
@@ -107,24 +108,23 @@ __device__ inline std::int32_t row_holding(const std::int32_t* begin, std::int32
   return low;
 }
 
-// Copies the cells that a batch row may look at, by threads 0 to `threads` of a block. kAtOnce
+// Copies cells `begin` to `end` of a batch row's page table, by threads 0 to `threads`. kAtOnce
 // loads of each are on their way together: one by one they would take longer than the plan.
 template <int kAtOnce>
-__device__ void copy_page_table_row(const PlanParams& params, std::int32_t batch_row,
-                                    const BatchRowRecord& row, int thread, int threads) {
-  if (row.seat < 0) return;
-  const std::int32_t* from = params.table.page_table + row.seat * params.table.cells;
+__device__ void copy_page_table_cells(const PlanParams& params, std::int32_t batch_row,
+                                      std::int32_t seat, int begin, int end, int thread,
+                                      int threads) {
+  const std::int32_t* from = params.table.page_table + seat * params.table.cells;
   std::int32_t* to = params.plan.views.page_table + batch_row * params.plan.views.page_table_stride;
-  const int cells = shown_cells(row);
-  for (int first = thread; first < cells; first += kAtOnce * threads) {
+  for (int first = begin + thread; first < end; first += kAtOnce * threads) {
     std::int32_t cell[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * threads < cells) cell[i] = from[first + i * threads];
+      if (first + i * threads < end) cell[i] = from[first + i * threads];
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      if (first + i * threads < cells) to[first + i * threads] = cell[i];
+      if (first + i * threads < end) to[first + i * threads] = cell[i];
     }
   }
 }

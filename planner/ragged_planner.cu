@@ -1,191 +1,54 @@
-// Plans a ragged shape in one kernel, without a word between its blocks: each block sums tokens and
-// closed entries over all batch rows, tile by tile, so that any number of rows works, and keeps the
-// rows that its own tokens belong to. A second kernel, or blocks that wait for each other, would
-// take longer than the sums. Every place follows from the sums: no order is left to chance.
+// Plans a ragged shape in one kernel, without a word between its blocks. Blocks have roles, so that
+// each has one short chain of dependent loads: some write the records of tokens, some batch rows,
+// some long page tables and lists, some the lists of entries, one the header. Each sums what it
+// needs over the batch rows, tile by tile, so that any number of rows works. A second kernel, or
+// blocks that wait for each other, would take longer than the sums. Every place follows from the
+// sums: no order is left to chance.
 #include <quire/planner/planner.cuh>
+#include <quire/planner/ragged_sums.cuh>
 #include <quire/planner/read_lists.cuh>
 
 namespace quire::cuda {
 
 namespace {
 
-constexpr int kThreads = 512;     // and as many tokens a block: 65,536 of them fill an H200 once
-constexpr int kListTokens = 128;  // a block's where there are lists to write, 128 locations a token
-constexpr int kWarps = kThreads / 32;
-constexpr int kRowsPerThread = 2;
-constexpr int kTileRows = kThreads * kRowsPerThread;
-// Batch row r is written by block r mod blocks, with its page table and its list. There are enough
-// blocks that none has more than so many of a tile.
-constexpr int kOwnRows = 8;
+// Few warps on each multiprocessor, and many blocks: a chain is as long as its instructions.
+// Threads, tokens and batch rows of a block.
+struct SmallBlocks : RaggedSizes<128, 128, 8, false> {};
+struct LargeBlocks : RaggedSizes<512, 512, 32, false> {};
+struct ListBlocks : RaggedSizes<512, 128, 8, true> {};  // 128 locations a token
 
-// A live batch row that has tokens in a block, and the places of its first entries.
-struct alignas(16) HeldRow {
-  BatchRowRecord record;
-  std::int32_t batch_row, csa_base, hca_base, unused;
+constexpr std::int32_t kSmallRows = SmallBlocks::kTileRows;
+constexpr std::int32_t kSmallTokens = 132 * SmallBlocks::kTokens;  // one block on each of an H200's
+
+// Cells of a row that the block copies which writes the row: its threads, that many each.
+constexpr int kCellsAtOnce = 4;
+template <class Sizes>
+constexpr int kFirstCells = Sizes::kThreadsPerRow* kCellsAtOnce;
+
+// What stands behind is copied by further blocks, a piece by a warp, all of it at once.
+constexpr int kPieceAtOnce = 16;
+constexpr int kPiece = 32 * kPieceAtOnce;
+constexpr std::int64_t kBlocksAtOnce = 2 * 132;  // that many start together, whatever their size
+
+struct RaggedPlanParams {
+  PlanParams plan;
+  GeometryDivisors<PreparedDivisor> divisors;
+  // Blocks of the grid, in this order; behind these one that writes the header, and `table_parts`
+  // more for each of `row_blocks`, which share what stands behind the first cells of its rows.
+  std::int32_t token_blocks, row_blocks, csa_blocks, hca_blocks, table_parts;
 };
 
-// Rows that do not fit the shape are summed too: the sum stops here, which is as good as any number
-// above the shape's tokens.
-constexpr std::uint32_t kTokenSumMost = INT32_MAX;
-
-struct AddTokens {
-  __host__ __device__ std::uint32_t operator()(std::uint32_t a, std::uint32_t b) const {
-    return min_of(a + b, kTokenSumMost);
-  }
-};
-
-using TokenScan = cub::BlockScan<std::uint32_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-using EntryScan = cub::BlockScan<EntryCounts, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
-
-struct Shared {
-  typename TokenScan::TempStorage token_scan;
-  typename EntryScan::TempStorage entry_scan;
-  // Token i of the block belongs to the row held at the highest bit that is set at i or below, or
-  // to none that lives.
-  std::uint32_t begins[kWarps];
-  HeldRow held[kThreads];
-  BatchRowRecord own[2]
-                    [kOwnRows];   // of this tile and of the one before, which others may still read
-  TokenRecord records[kThreads];  // on their way to memory
-  std::int32_t short_rows, used_rows;
-};
-
-struct Sums {
-  std::uint32_t tokens = 0;
-  EntryCounts entries;
-};
-
-// Input rows that a block writes.
-struct TokenRange {
-  std::int64_t first;
-  int count;
-};
-
-// First batch row of the tile that this block writes; the next ones follow at gridDim.x.
-__device__ std::uint32_t first_own_row(std::uint32_t tile) {
-  const std::uint32_t behind = tile % gridDim.x;
-  return tile + (blockIdx.x + gridDim.x - behind) % gridDim.x;
-}
-
-__device__ void hold_row(Shared& shared, const TokenRange& tokens, std::int32_t batch_row,
-                         const BatchRowRecord& row, const EntryCounts& base) {
-  const std::int64_t begin = row.first_token - tokens.first;
-  if (row.live_tokens == 0 || begin >= tokens.count || begin + row.live_tokens <= 0) return;
-  const auto at = static_cast<std::uint32_t>(max_of(begin, std::int64_t{0}));
-  shared.held[at] = {row, batch_row, base.csa, base.hca, 0};
-  atomicOr(&shared.begins[at / 32], 1u << at % 32);  // several rows of a warp, in any order
-}
-
-__device__ void write_own_row(const PlanParams& params, std::int32_t batch_row,
-                              const ResolvedRow& resolved) {
-  const BatchRowRecord& row = resolved.record;
-  write_batch_row(params, batch_row, row);
-  add_to_report(*params.plan.report, report_counter(*params.plan.report, resolved.why), row.seat);
-}
-
-// The first long row of the tile and the last with a seat; whole warps. A minimum and a maximum: the
-// same whoever comes first.
-__device__ void note_rows(Shared& shared, std::int32_t first_row, const bool* is_long,
-                          const AppliedRow* applied) {
-  static_assert(kRowsPerThread == 2);
-  const std::int32_t used = applied[1].seat >= 0 ? 2 : applied[0].seat >= 0 ? 1 : 0;
-  const unsigned long_lanes = __ballot_sync(~0u, is_long[0] || is_long[1]);
-  const unsigned used_lanes = __ballot_sync(~0u, used > 0);
-  const auto lane = static_cast<int>(threadIdx.x % 32);
-  if (lane == __ffs(static_cast<int>(long_lanes)) - 1) {
-    atomicMin(&shared.short_rows, first_row + (is_long[0] ? 0 : 1));
-  }
-  if (lane == 31 - __clz(static_cast<int>(used_lanes))) {
-    atomicMax(&shared.used_rows, first_row + used);
-  }
-}
-
-// Sums over the rows of one tile, behind `before`: holds and writes what is this block's. Returns
-// the sums behind the tile. Ends with a barrier behind which `own` can be read.
-__device__ Sums plan_tile(const PlanParams& params, const AppliedPlan& plan,
-                          const TokenRange& block_tokens, std::uint32_t tile, const Sums& before,
-                          Shared& shared, BatchRowRecord* own) {
-  const std::int32_t first_row = static_cast<std::int32_t>(tile + threadIdx.x * kRowsPerThread);
-  AppliedRow applied[kRowsPerThread];
-  SeatState states[kRowsPerThread];
-  std::uint32_t tokens[kRowsPerThread];
-  for (int i = 0; i < kRowsPerThread; ++i) {
-    applied[i] = {-1, 0};
-    if (first_row + i < params.shape.rows) {
-      applied[i] = applied_row(params.plan, plan, first_row + i);
-    }
-    tokens[i] = static_cast<std::uint32_t>(applied[i].tokens);
-  }
-  for (int i = 0; i < kRowsPerThread; ++i) states[i] = seat_state(params.table, applied[i].seat);
-
-  // Needs no seat: summed while their states are on the way.
-  std::uint32_t tokens_before[kRowsPerThread], tile_tokens;
-  TokenScan(shared.token_scan).ExclusiveScan(tokens, tokens_before, 0u, AddTokens{}, tile_tokens);
-
-  ResolvedRow rows[kRowsPerThread];
-  EntryCounts entries[kRowsPerThread], entries_before[kRowsPerThread], tile_entries;
-  bool is_long[kRowsPerThread];
-  for (int i = 0; i < kRowsPerThread; ++i) {
-    rows[i] = plan_ragged_row(params, plan, applied[i], states[i],
-                              AddTokens{}(before.tokens, tokens_before[i]));
-    entries[i] = entries_closed_by(rows[i].record);
-    is_long[i] = !is_short(params.geometry, applied[i].tokens);
-  }
-  EntryScan(shared.entry_scan)
-      .ExclusiveScan(entries, entries_before, EntryCounts{}, AddSums{}, tile_entries);
-
-  if (blockIdx.x == 0) note_rows(shared, first_row, is_long, applied);
-  const std::uint32_t first_own = first_own_row(tile);
-  for (int i = 0; i < kRowsPerThread; ++i) {
-    const std::int32_t r = first_row + i;
-    if (r >= params.shape.rows) break;
-    hold_row(shared, block_tokens, r, rows[i].record, before.entries + entries_before[i]);
-    const std::uint32_t behind = static_cast<std::uint32_t>(r) - first_own;
-    if (static_cast<std::uint32_t>(r) < first_own || behind % gridDim.x != 0) continue;
-    own[behind / gridDim.x] = rows[i].record;
-    write_own_row(params, r, rows[i]);
-  }
-  __syncthreads();
-  return {AddTokens{}(before.tokens, tile_tokens), before.entries + tile_entries};
-}
-
-// Page tables and HCA lists of this block's rows of a tile; each row begins with other warps.
-template <bool kReadLists>
-__device__ void write_own_lists(const PlanParams& params, std::uint32_t tile,
-                                const BatchRowRecord* own) {
-  const auto end = static_cast<std::uint32_t>(
-      min_of(std::int64_t{tile} + kTileRows, std::int64_t{params.shape.rows}));
-  int at = 0;
-  for (std::uint32_t row = first_own_row(tile); row < end; row += gridDim.x, ++at) {
-    const auto r = static_cast<std::int32_t>(row);
-    const int thread = static_cast<int>(threadIdx.x + kThreads - at * 64u) % kThreads;
-    copy_page_table_row<4>(params, r, own[at], thread, kThreads);
-    if (kReadLists && params.plan.read.hca_locations != nullptr) {
-      write_hca_list(params, r, 0, params.plan.read.hca_width, own[at], hca_entries_after(own[at]));
-    }
-  }
-}
-
-// Index in `held` of the row that token `token` of the block belongs to; -1: none. Whole warps.
-__device__ int held_index(const Shared& shared, int token) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  const int at = token / 32;
-  const std::uint32_t word = lane < kWarps ? shared.begins[lane] : 0;
-  const unsigned earlier_words = __ballot_sync(~0u, word != 0) & ((1u << at) - 1);
-  const int earlier = 31 - __clz(static_cast<int>(earlier_words));  // -1: none
-  const std::uint32_t here = __shfl_sync(~0u, word, at) & (~0u >> (31 - token % 32));
-  const std::uint32_t there = __shfl_sync(~0u, word, max_of(earlier, 0));
-  if (here != 0) return at * 32 + 31 - __clz(static_cast<int>(here));
-  return earlier < 0 ? -1 : earlier * 32 + 31 - __clz(static_cast<int>(there));
-}
+// --- Tokens ---
 
 // Records of a warp's tokens through shared memory: stores of neighbouring lanes touch, where 48
 // bytes apart each would fill half a sector of the L2.
+template <class Sizes>
 __device__ void store_records(const PlanParams& params, std::int64_t token,
-                              const TokenRecord& record, Shared& shared) {
+                              const TokenRecord& record, RaggedShared<Sizes>& shared) {
   shared.records[threadIdx.x] = record;
   __syncwarp();
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int lane = lane_of_thread();
   const std::int64_t first = token - lane;
   constexpr int kPieces = sizeof(TokenRecord) / sizeof(int4);
   const auto pieces =
@@ -199,34 +62,52 @@ __device__ void store_records(const PlanParams& params, std::int64_t token,
   }
 }
 
-// The tokens of this block, one a thread; whole warps.
-__device__ void write_tokens(const PlanParams& params, const TokenRange& tokens, Shared& shared) {
+// The tokens of this block, one a thread; whole warps. plan_token() in two parts: what needs no
+// page table cell goes out while the cells are on their way.
+template <class Sizes>
+__device__ void write_tokens(const RaggedPlanParams& ragged, std::int64_t first, int count,
+                             RaggedShared<Sizes>& shared) {
+  const PlanParams& params = ragged.plan;
+  const PlanGeometry& geometry = params.geometry;
   const int at = static_cast<int>(threadIdx.x);
-  if (at >= tokens.count) return;
-  const std::int64_t token = tokens.first + at;
+  if (at / 32 * 32 >= count) return;
   const int index = held_index(shared, at);
-  TokenRecord record = inert_token();
-  if (token < params.shape.tokens) {
-    const auto t = static_cast<std::int32_t>(token);
-    if (index >= 0) {
-      const HeldRow held = shared.held[index];
-      record = plan_token(params.geometry, params.table, held.record, held.batch_row,
-                          t - held.record.first_token);
-      write_closed_entries(params, t, record, held.record, {held.csa_base, held.hca_base});
-    }
-    show_token(params, t, record);
+  const auto t = static_cast<std::int32_t>(first + at);
+  PlacedToken token{inert_token(), {-1, 0}, {-1, 0}};
+  std::int32_t csa_page = -1;
+  std::int32_t hca_page = -1;
+  if (index >= 0) {
+    const HeldRow held = shared.held[index];
+    token = place_token(geometry, ragged.divisors, held.record, held.batch_row,
+                        t - held.record.first_token);
+    const std::int32_t* cells = params.table.page_table + held.record.seat * params.table.cells;
+    if (token.csa.cell >= 0) csa_page = cells[token.csa.cell];
+    if (token.hca.cell >= 0) hca_page = cells[token.hca.cell];
   }
-  store_records(params, token, record, shared);
+  TokenRecord record = token.record;
+  if (at < count) show_place(params, t, record);
+  load_here(csa_page, hca_page);
+  if (token.csa.cell >= 0) {
+    record.csa_location =
+        location_in_page(csa_page, geometry.csa_entries_per_page, token.csa.in_page);
+  }
+  if (token.hca.cell >= 0) {
+    record.hca_location =
+        location_in_page(hca_page, geometry.hca_entries_per_page, token.hca.in_page);
+  }
+  if (at < count) show_entries(params, t, record);
+  store_records(params, first + at, record, shared);
 }
 
 // Each warp a few of the block's tokens, one by one.
-__device__ void write_window_lists(const PlanParams& params, const TokenRange& tokens,
-                                   const Shared& shared) {
-  constexpr int kEach = kListTokens / kWarps;
-  const int begin = static_cast<int>(threadIdx.x) / 32 * kEach;
-  const int indices = held_index(shared, begin + static_cast<int>(threadIdx.x) % kEach);
-  for (int i = 0; i < kEach && tokens.first + begin + i < params.shape.tokens; ++i) {
-    const auto t = static_cast<std::int32_t>(tokens.first + begin + i);
+template <class Sizes>
+__device__ void write_window_lists(const PlanParams& params, std::int64_t first, int count,
+                                   const RaggedShared<Sizes>& shared) {
+  constexpr int kEach = Sizes::kTokens / Sizes::kWarps;
+  const int begin = warp_of_thread() * kEach;
+  const int indices = held_index(shared, begin + lane_of_thread() % kEach);
+  for (int i = 0; i < kEach && begin + i < count; ++i) {
+    const auto t = static_cast<std::int32_t>(first + begin + i);
     const int index = __shfl_sync(~0u, indices, i);
     if (index < 0) {
       write_window_list(params, t, no_batch_row(), -1, 0);
@@ -237,72 +118,334 @@ __device__ void write_window_lists(const PlanParams& params, const TokenRange& t
   }
 }
 
-// Pads a compact list behind its entries; all blocks take part.
-__device__ void pad_entries(PlanRecord* list, std::int32_t entries, std::int32_t capacity) {
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads;
-  for (std::int64_t i = entries + thread_in_grid(); i < capacity; i += step) {
-    list[i] = kPaddingRecord;
+template <class Sizes>
+__device__ void plan_tokens(const RaggedPlanParams& ragged, int block,
+                            RaggedShared<Sizes>& shared) {
+  const PlanParams& params = ragged.plan;
+  LoadedRows<Sizes> loaded = load_rows<Sizes>(params, 0);
+  const AppliedPlan plan = applied_plan(params);
+  const std::int64_t first = std::int64_t{block} * Sizes::kTokens;
+  const auto count = static_cast<int>(
+      min_of(std::int64_t{params.shape.tokens} - first, std::int64_t{Sizes::kTokens}));
+  std::uint32_t before = 0;
+  int parity = 0;
+  for (std::int64_t tile = 0; tile < params.shape.rows && before < first + count;
+       tile += Sizes::kTileRows, parity ^= 1) {
+    ThreadRows<Sizes> rows = applied_rows(loaded, params, plan, tile);
+    SeatState states[Sizes::kRowsPerThread];
+    load_states(params, rows, states);
+    // Needs no seat: summed while their states are on the way.
+    before = sum_tokens(rows, before, shared.totals[parity][0]);
+#pragma unroll
+    for (int i = 0; i < Sizes::kRowsPerThread; ++i) {
+      const std::int32_t at =
+          place_of(std::int64_t{rows.tokens_before[i]} - first, rows.applied[i].tokens, count);
+      if (at < 0) continue;
+      const ResolvedRow row =
+          plan_ragged_row(params, plan, rows.applied[i], states[i], rows.tokens_before[i]);
+      hold_row(shared, at, {row.record, rows.first + i, 0, {}});
+    }
+  }
+  __syncthreads();
+  write_tokens(ragged, first, count, shared);
+  if (Sizes::kReadLists && params.plan.read.window_locations != nullptr) {
+    write_window_lists(params, first, count, shared);
   }
 }
 
-// With read lists and without, compiled apart: without them the kernel is as small as it can be.
-template <bool kReadLists>
-__global__ void __launch_bounds__(kThreads, 2)
-    ragged_plan_kernel(const __grid_constant__ PlanParams params) {
-  __shared__ Shared shared;
-  before_stores();
-  if (threadIdx.x < kWarps) shared.begins[threadIdx.x] = 0;
-  if (threadIdx.x == 0) {
-    shared.short_rows = params.shape.rows;
-    shared.used_rows = 0;
-  }
-  __syncthreads();
-  constexpr int kTokens = kReadLists ? kListTokens : kThreads;
-  const TokenRange tokens{std::int64_t{blockIdx.x} * kTokens, kTokens};
+// --- Batch rows ---
+
+// The batch row of this thread, of those that begin at `first_own`; a few neighbouring threads know
+// the same of the same row.
+template <class Sizes>
+__device__ ResolvedRow resolve_own_row(const PlanParams& params, std::int32_t first_own,
+                                       RaggedShared<Sizes>& shared) {
+  const int mine = static_cast<int>(threadIdx.x) / Sizes::kThreadsPerRow;
+  const std::int32_t r = first_own + mine;
+  AppliedRow own{-1, 0, 0, 1};
+  if (r < params.shape.rows) own = load_row(params, r);
+  LoadedRows<Sizes> loaded = load_rows<Sizes>(params, 0);
   const AppliedPlan plan = applied_plan(params);
-  Sums all;
+  own = applied_row(own, plan, r);
+  const SeatState state = seat_state(params.table, params.group, own.seat);
+
+  std::uint32_t before = 0;
   int parity = 0;
-  for (std::int64_t at = 0; at < params.shape.rows; at += kTileRows, parity ^= 1) {
-    const auto tile = static_cast<std::uint32_t>(at);
-    BatchRowRecord* own = shared.own[parity];
-    all = plan_tile(params, plan, tokens, tile, all, shared, own);
-    write_own_lists<kReadLists>(params, tile, own);
-  }
-  if (tokens.first < params.shape.tokens) {
-    write_tokens(params, tokens, shared);
-    if (kReadLists && params.plan.read.window_locations != nullptr) {
-      write_window_lists(params, tokens, shared);
+  for (std::int64_t tile = 0; tile < std::int64_t{first_own} + Sizes::kOwnRows;
+       tile += Sizes::kTileRows, parity ^= 1) {
+    ThreadRows<Sizes> rows = applied_rows(loaded, params, plan, tile);
+    before = sum_tokens(rows, before, shared.totals[parity][0]);
+#pragma unroll
+    for (int i = 0; i < Sizes::kRowsPerThread; ++i) {
+      const std::int32_t at = rows.first + i - first_own;
+      if (at >= 0 && at < Sizes::kOwnRows) shared.own_before[at] = rows.tokens_before[i];
     }
   }
-  const std::int32_t csa_entries = min_of(all.entries.csa, params.csa_entry_capacity);
-  const std::int32_t hca_entries = min_of(all.entries.hca, params.hca_entry_capacity);
-  pad_entries(params.plan.csa_entries, csa_entries, params.csa_entry_capacity);
-  pad_entries(params.plan.hca_entries, hca_entries, params.hca_entry_capacity);
-  if (blockIdx.x != 0 || threadIdx.x != 0) return;
-  // Fields that no thread of this kernel reads.
-  params.plan.header->steps_at_plan = plan.steps_left;
-  params.plan.header->short_rows = shared.short_rows;
-  params.plan.header->used_rows = shared.used_rows;
-  params.plan.header->used_tokens = ragged_first_token(params, all.tokens);
-  params.plan.header->csa_entries = csa_entries;
-  params.plan.header->hca_entries = hca_entries;
-  params.plan.views.cu_extend[params.shape.rows] = ragged_first_token(params, all.tokens);
+  __syncthreads();
+  return plan_ragged_row(params, plan, own, state, shared.own_before[mine]);
+}
+
+template <class Sizes>
+__device__ void plan_rows(const PlanParams& params, int block, RaggedShared<Sizes>& shared) {
+  const std::int32_t first_own = block * Sizes::kOwnRows;
+  const int thread = static_cast<int>(threadIdx.x) % Sizes::kThreadsPerRow;
+  const std::int32_t r = first_own + static_cast<int>(threadIdx.x) / Sizes::kThreadsPerRow;
+  const ResolvedRow resolved = resolve_own_row(params, first_own, shared);
+  const BatchRowRecord& row = resolved.record;
+  copy_page_table_cells<kCellsAtOnce>(params, r, row.seat, 0,
+                                      min_of(shown_cells(row), kFirstCells<Sizes>), thread,
+                                      Sizes::kThreadsPerRow);
+  if (thread != 0 || r >= params.shape.rows) return;
+  write_batch_row(params, r, row);
+  add_to_report(*params.plan.report, report_counter(*params.plan.report, resolved.why), row.seat);
+}
+
+// --- Long page tables, and HCA lists ---
+
+__host__ __device__ std::int32_t pieces_of(std::int64_t count) {
+  return static_cast<std::int32_t>(ceil_div(max_of(count, std::int64_t{0}), std::int64_t{kPiece}));
+}
+
+// Pieces of the list of a batch row; lists are written to their end, padding included.
+template <class Sizes>
+__host__ __device__ std::int32_t list_pieces(const ReadLists& read) {
+  const bool lists = Sizes::kReadLists && read.hca_locations != nullptr;
+  return lists ? pieces_of(read.hca_width) : 0;
+}
+
+// Deals the pieces of these batch rows to the warps of all `table_parts` blocks, row by row: a row
+// alone is copied by all of them as well as many are.
+template <class Sizes>
+__device__ void plan_tables(const RaggedPlanParams& ragged, int block, int part,
+                            RaggedShared<Sizes>& shared) {
+  const PlanParams& params = ragged.plan;
+  const std::int32_t first_own = block * Sizes::kOwnRows;
+  const ResolvedRow resolved = resolve_own_row(params, first_own, shared);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread % Sizes::kThreadsPerRow == 0) {
+    shared.own[thread / Sizes::kThreadsPerRow] = resolved.record;
+  }
+  __syncthreads();
+  const int in_lists = list_pieces<Sizes>(params.plan.read);
+  int next = part * Sizes::kWarps + warp_of_thread();  // of this warp, counted from the row's first
+  for (int i = 0; i < Sizes::kOwnRows && first_own + i < params.shape.rows; ++i) {
+    const BatchRowRecord row = shared.own[i];
+    const std::int32_t cells = shown_cells(row);
+    const int in_cells = pieces_of(cells - kFirstCells<Sizes>);
+    for (; next < in_cells + in_lists; next += ragged.table_parts * Sizes::kWarps) {
+      if (next < in_cells) {
+        const int begin = kFirstCells<Sizes> + next * kPiece;
+        copy_page_table_cells<kPieceAtOnce>(params, first_own + i, row.seat, begin,
+                                            min_of(begin + kPiece, cells), lane_of_thread(), 32);
+      } else {
+        const std::int64_t begin = std::int64_t{next - in_cells} * kPiece;
+        write_hca_list(params, first_own + i, begin,
+                       min_of(begin + kPiece, params.plan.read.hca_width), row,
+                       hca_entries_after(row), lane_of_thread(), 32);
+      }
+    }
+    next -= in_cells + in_lists;
+  }
+}
+
+// --- Entries ---
+
+// Sums the entries of one rule over the batch rows and writes a piece of its compact list, one
+// record a thread; behind the entries stands padding.
+template <class Sizes, std::int32_t kRatio>
+__device__ void plan_entries(const PlanParams& params, int block, PlanRecord* list,
+                             std::int32_t capacity, RaggedShared<Sizes>& shared) {
+  constexpr CompressionRule kRule = kRatio == kCsaRule.ratio ? kCsaRule : kHcaRule;
+  LoadedRows<Sizes> loaded = load_rows<Sizes>(params, 0);
+  const AppliedPlan plan = applied_plan(params);
+  const std::int64_t first = std::int64_t{block} * Sizes::kThreads;
+  std::uint32_t tokens = 0;
+  std::uint32_t entries = 0;
+  int parity = 0;
+  for (std::int64_t tile = 0; tile < params.shape.rows && entries < first + Sizes::kThreads;
+       tile += Sizes::kTileRows, parity ^= 1) {
+    ThreadRows<Sizes> rows = applied_rows(loaded, params, plan, tile);
+    SeatState states[Sizes::kRowsPerThread];
+    load_states(params, rows, states);
+    tokens = sum_tokens(rows, tokens, shared.totals[parity][0]);
+    BatchRowRecord records[Sizes::kRowsPerThread];
+    std::uint32_t closed[Sizes::kRowsPerThread], sum = 0;
+#pragma unroll
+    for (int i = 0; i < Sizes::kRowsPerThread; ++i) {
+      records[i] =
+          plan_ragged_row(params, plan, rows.applied[i], states[i], rows.tokens_before[i]).record;
+      closed[i] = static_cast<std::uint32_t>(
+          compress_count(kRule, records[i].start, records[i].live_tokens));
+      sum += closed[i];
+    }
+    const BlockSum block_sum = sum_over_block<Sizes>(sum, shared.totals[parity][1], AddSums{});
+    std::uint32_t base = entries + block_sum.before;
+#pragma unroll
+    for (int i = 0; i < Sizes::kRowsPerThread; ++i) {
+      const std::int32_t at = place_of(std::int64_t{base} - first, closed[i], Sizes::kThreads);
+      if (at >= 0) {
+        hold_row(shared, at, {records[i], rows.first + i, static_cast<std::int32_t>(base), {}});
+      }
+      base += closed[i];
+    }
+    entries += block_sum.all;
+  }
+  __syncthreads();
+  const int index = held_index(shared, static_cast<int>(threadIdx.x));
+  const std::int64_t entry = first + threadIdx.x;
+  if (entry >= capacity) return;
+  PlanRecord record = kPaddingRecord;
+  if (entry < entries) {
+    const HeldRow held = shared.held[index];
+    const auto k = static_cast<std::int32_t>(entry) - held.base;
+    const std::int32_t j = compress_position(kRule, held.record.start, k) - held.record.start;
+    record = plan_record(kRule, held.record.first_token + j, held.batch_row, held.record.start, j);
+  }
+  store_record(list + entry, record);
+}
+
+// --- The header ---
+
+// What is known of all batch rows together: a minimum, a maximum and sums, the same in any order.
+struct BatchSums {
+  std::int32_t short_rows, used_rows;
+  EntryCounts entries;
+};
+
+__device__ BatchSums reduce_over_warp(const BatchSums& sums) {
+  return {__reduce_min_sync(~0u, sums.short_rows),
+          __reduce_max_sync(~0u, sums.used_rows),
+          {__reduce_add_sync(~0u, sums.entries.csa), __reduce_add_sync(~0u, sums.entries.hca)}};
+}
+
+// Fields that no thread of this kernel reads. By one block, which looks at all batch rows.
+template <class Sizes>
+__device__ void plan_header(const PlanParams& params, RaggedShared<Sizes>& shared) {
+  LoadedRows<Sizes> loaded = load_rows<Sizes>(params, 0);
+  const AppliedPlan plan = applied_plan(params);
+  const BatchSums none{params.shape.rows, 0, {}};
+  BatchSums sums = none;
+  std::uint32_t tokens = 0;
+  int parity = 0;
+  for (std::int64_t tile = 0; tile < params.shape.rows; tile += Sizes::kTileRows, parity ^= 1) {
+    ThreadRows<Sizes> rows = applied_rows(loaded, params, plan, tile);
+    SeatState states[Sizes::kRowsPerThread];
+    load_states(params, rows, states);
+    tokens = sum_tokens(rows, tokens, shared.totals[parity][0]);
+#pragma unroll
+    for (int i = 0; i < Sizes::kRowsPerThread; ++i) {
+      const AppliedRow& row = rows.applied[i];
+      if (!is_short(params.geometry, row.tokens)) {
+        sums.short_rows = min_of(sums.short_rows, rows.first + i);
+      }
+      if (row.seat >= 0) sums.used_rows = rows.first + i + 1;
+      sums.entries =
+          sums.entries +
+          entries_closed_by(
+              plan_ragged_row(params, plan, row, states[i], rows.tokens_before[i]).record);
+    }
+  }
+  auto* warps = reinterpret_cast<BatchSums*>(shared.held);
+  static_assert(sizeof(BatchSums) * Sizes::kWarps <= sizeof(shared.held));
+  sums = reduce_over_warp(sums);
+  if (lane_of_thread() == 0) warps[warp_of_thread()] = sums;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  sums = none;
+  if (lane_of_thread() < Sizes::kWarps) sums = warps[lane_of_thread()];
+  sums = reduce_over_warp(sums);
+  if (threadIdx.x != 0) return;
+  note_plan(params, plan);
+  PlanHeader& header = *params.plan.header;
+  header.short_rows = sums.short_rows;
+  header.used_rows = sums.used_rows;
+  header.used_tokens = ragged_first_token(params, tokens);
+  header.csa_entries = min_of(sums.entries.csa, params.csa_entry_capacity);
+  header.hca_entries = min_of(sums.entries.hca, params.hca_entry_capacity);
+  params.plan.views.cu_extend[params.shape.rows] = ragged_first_token(params, tokens);
+}
+
+template <class Sizes>
+__global__ void __launch_bounds__(Sizes::kThreads, 1024 / Sizes::kThreads)
+    ragged_plan_kernel(const __grid_constant__ RaggedPlanParams ragged) {
+  __shared__ RaggedShared<Sizes> shared;
+  before_stores();
+  // Every role that sets bits has a barrier between this and the first.
+  if (threadIdx.x < Sizes::kWarps) shared.begins[threadIdx.x] = 0;
+  const PlanParams& params = ragged.plan;
+  auto block = static_cast<std::int32_t>(blockIdx.x);
+  if (block < ragged.token_blocks) return plan_tokens(ragged, block, shared);
+  block -= ragged.token_blocks;
+  if (block < ragged.row_blocks) return plan_rows(params, block, shared);
+  block -= ragged.row_blocks;
+  if (block < ragged.csa_blocks) {
+    return plan_entries<Sizes, kCsaRule.ratio>(params, block, params.plan.csa_entries,
+                                               params.csa_entry_capacity, shared);
+  }
+  block -= ragged.csa_blocks;
+  if (block < ragged.hca_blocks) {
+    return plan_entries<Sizes, kHcaRule.ratio>(params, block, params.plan.hca_entries,
+                                               params.hca_entry_capacity, shared);
+  }
+  block -= ragged.hca_blocks;
+  if (block == 0) return plan_header(params, shared);
+  block -= 1;
+  plan_tables(ragged, block % ragged.row_blocks, block / ragged.row_blocks, shared);
+}
+
+// Blocks for each of `row_blocks` that copy what stands behind the first cells: as many as have
+// something to do at once and start beside the `others`; none where no row can be that long.
+template <class Sizes>
+std::int32_t table_parts(const PlanParams& params, std::int64_t row_blocks, std::int64_t others) {
+  const std::int64_t pieces =
+      pieces_of(params.table.cells - kFirstCells<Sizes>) + list_pieces<Sizes>(params.plan.read);
+  if (pieces == 0 || row_blocks == 0) return 0;
+  const std::int64_t rows = min_of(std::int64_t{params.shape.rows}, std::int64_t{Sizes::kOwnRows});
+  const std::int64_t useful = ceil_div(rows * pieces, std::int64_t{Sizes::kWarps});
+  const std::int64_t spare = max_of(kBlocksAtOnce - others, kBlocksAtOnce / 4) / row_blocks;
+  return static_cast<std::int32_t>(min_of(useful, max_of(spare, std::int64_t{1})));
+}
+
+template <class Sizes>
+void launch_ragged_blocks(const PlanParams& params, cudaStream_t stream) {
+  const auto blocks = [](std::int64_t items, int each) {
+    return static_cast<std::int32_t>(ceil_div(items, std::int64_t{each}));
+  };
+  const PlanGeometry& geometry = params.geometry;
+  RaggedPlanParams ragged{params,
+                          {prepared_divisor(geometry.window_ring_tokens),
+                           prepared_divisor(geometry.csa_entries_per_page),
+                           prepared_divisor(geometry.hca_entries_per_page)},
+                          blocks(params.shape.tokens, Sizes::kTokens),
+                          blocks(params.shape.rows, Sizes::kOwnRows),
+                          blocks(params.csa_entry_capacity, Sizes::kThreads),
+                          blocks(params.hca_entry_capacity, Sizes::kThreads),
+                          0};
+  const std::int64_t grid = std::int64_t{1} + ragged.token_blocks + ragged.row_blocks +
+                            ragged.csa_blocks + ragged.hca_blocks;
+  ragged.table_parts = table_parts<Sizes>(params, ragged.row_blocks, grid);
+  launch_plain(ragged_plan_kernel<Sizes>,
+               grid + std::int64_t{ragged.table_parts} * ragged.row_blocks, Sizes::kThreads, ragged,
+               stream);
 }
 
 }  // namespace
 
 void launch_ragged_plan(const PlanParams& params, cudaStream_t stream) {
   const ReadLists& read = params.plan.read;
-  const bool lists = read.window_locations != nullptr || read.hca_locations != nullptr;
-  const std::int64_t token_blocks = blocks_for(params.shape.tokens, lists ? kListTokens : kThreads);
-  const std::int64_t row_blocks = blocks_for(min_of(params.shape.rows, kTileRows), kOwnRows);
-  const auto kernel = lists ? ragged_plan_kernel<true> : ragged_plan_kernel<false>;
-  launch_plain(kernel, max_of(token_blocks, row_blocks), kThreads, params, stream);
+  if (read.window_locations != nullptr || read.hca_locations != nullptr) {
+    return launch_ragged_blocks<ListBlocks>(params, stream);
+  }
+  if (params.shape.rows <= kSmallRows && params.shape.tokens <= kSmallTokens) {
+    return launch_ragged_blocks<SmallBlocks>(params, stream);
+  }
+  launch_ragged_blocks<LargeBlocks>(params, stream);
 }
 
 void load_ragged_planner() {
-  load_kernel(ragged_plan_kernel<false>);
-  load_kernel(ragged_plan_kernel<true>);
+  load_kernel(ragged_plan_kernel<SmallBlocks>);
+  load_kernel(ragged_plan_kernel<LargeBlocks>);
+  load_kernel(ragged_plan_kernel<ListBlocks>);
 }
 
 }  // namespace quire::cuda

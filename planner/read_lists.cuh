@@ -10,13 +10,14 @@
 
 namespace quire::cuda {
 
-// Locations `begin` to `end` of list `list`; all threads of the block take part.
+// Locations `begin` to `end` of list `list`, by threads 0 to `threads`.
 __device__ inline void write_hca_list(const PlanParams& params, std::int64_t list,
                                       std::int64_t begin, std::int64_t end,
-                                      const BatchRowRecord& row, std::int32_t entries) {
+                                      const BatchRowRecord& row, std::int32_t entries, int thread,
+                                      int threads) {
   const ReadLists& read = params.plan.read;
   std::int32_t* to = read.hca_locations + list * read.hca_width;
-  for (std::int64_t e = begin + threadIdx.x; e < end; e += blockDim.x) {
+  for (std::int64_t e = begin + thread; e < end; e += threads) {
     to[e] = hca_read_location(params, row, entries, e);
   }
 }

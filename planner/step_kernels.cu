@@ -31,15 +31,14 @@ __global__ void __launch_bounds__(kPlannerThreads)
   pdl_trigger();
   if (!may_commit(params)) return;
   const std::int64_t i = thread_in_grid();
-  if (i == 0) {
+  if (i == 0 && params.group == LayerGroup::kTarget) {
     // No thread of this kernel reads it.
     params.plan.header->steps_left = params.plan.header->steps_at_plan - 1;
   }
   if (i >= params.shape.rows) return;
   const auto r = static_cast<std::int32_t>(i);
-  if (commit_batch_row(params, r)) return;
-  add_to_report(*params.plan.report, &params.plan.report->rows_kept_wrong,
-                params.plan.rows[r].seat);
+  const CommitReport missed = commit_report(params, commit_batch_row(params, r), r);
+  add_to_report(*params.plan.report, missed.counter, missed.seat);
 }
 
 }  // namespace
@@ -71,6 +70,7 @@ void load_step_kernels() {
 
 void load_planner_kernels() {
   load_step_kernels();
+  load_clear_kernel();
   load_decode_planner();
   load_ragged_planner();
   load_record_planner();

@@ -2,7 +2,7 @@
 // memory, with a stream that is a queue). A backend allocates and enqueues; it decides nothing.
 //
 // Nothing blocks unless its name says `wait`; construction and destruction may. Whatever is
-// enqueued may be captured, `apply` apart; what allocates or waits may not.
+// enqueued may be captured, `apply` and `clear` apart; what allocates or waits may not.
 #pragma once
 
 #include <quire/kernels/params.h>
@@ -78,9 +78,12 @@ class Backend {
 
   // The operations. Launched plainly where no mode is given.
   virtual void apply(const ApplyParams& params, StreamView stream) = 0;
+  virtual void clear(const ClearParams& params, StreamView stream) = 0;
   virtual void plan(const PlanParams& params, StreamView stream) = 0;
   virtual void append(const AppendParams& params, Pdl pdl, StreamView stream) = 0;
   virtual void commit(const CommitParams& params, Pdl pdl, StreamView stream) = 0;
+  // UsageError where a parameter is out of range.
+  virtual void stop_rows(const StopRowsParams& params, Pdl pdl, StreamView stream) = 0;
   virtual void plan_records(const RecordPlanParams& params, StreamView stream) = 0;
   virtual void compress_c4_decode(const CompressC4DecodeParams& params, Pdl pdl,
                                   StreamView stream) = 0;

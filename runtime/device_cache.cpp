@@ -47,6 +47,7 @@ DeviceCache::State::State(Backend& b, const ModelSpec& s, const Limits& l,
   check_known_answers();
   open_memory();
   place();
+  if (options.clear_on_reuse) find_owned_bytes();
   zero_everything();
   const CacheBytes sizes = layout.bytes();
   log(LogLevel::kInfo, "device cache opened: ", spec.layers.size(), " layers, ", limits.pages,
@@ -107,7 +108,7 @@ void DeviceCache::State::check_known_answers() {
 }
 
 void DeviceCache::State::place() {
-  table = place_step_table(layout, limits, base);
+  table = place_step_table(layout, spec, limits, base);
   for (const LayerLayout& from : layout.layers) {
     LayerState to;
     to.window_ring = make_entry_pool(base + from.window_ring.offset, layout.window_page_bytes,
@@ -169,7 +170,7 @@ void DeviceCache::State::clear(StreamView on) {
   next_id = 0;
   for (PlanBufferState& buffer : buffers) {
     buffer.applied.reset();
-    buffer.start_visit();
+    buffer.start_plan({});
   }
   log(LogLevel::kInfo, "device cache cleared");
 }
@@ -195,6 +196,16 @@ void DeviceCache::report(PlanBufferId buffer, DeviceReport* to, StreamView strea
   QUIRE_CHECK(to != nullptr, "DeviceCache::report was given no place to copy to");
   const PlanBufferState& from = state_->buffers[state_->index_of(buffer)];
   state_->backend.copy(to, from.plan.report, sizeof(DeviceReport), stream);
+}
+
+void DeviceCache::results(PlanBufferId buffer, std::span<RowResult> to, StreamView stream) const {
+  state_->check_usable();
+  const auto count = static_cast<std::int64_t>(to.size());
+  QUIRE_CHECK(count >= 1 && count <= state_->limits.rows_max, "DeviceCache::results was given room ",
+              "for ", count, " batch rows; supported: 1 to rows_max ", state_->limits.rows_max);
+  const PlanBufferState& from = state_->buffers[state_->index_of(buffer)];
+  state_->backend.copy(to.data(), from.plan.results,
+                       count * static_cast<std::int64_t>(sizeof(RowResult)), stream);
 }
 
 const PlanViews& DeviceCache::views(PlanBufferId buffer) const { return plan_buffer(buffer).views; }

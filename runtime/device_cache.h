@@ -61,6 +61,13 @@ struct DeviceCacheOptions {
   std::int64_t hca_page_stride_bytes = 0;
   PageOrder page_order = PageOrder::kLayerMajor;
 
+  // For tenants that hand raw pools to others: what goes to a new owner is zeroed in stream order by
+  // `apply`, before any step of that owner. A page in every layer when an update first names it, a
+  // seat (window ring, CSA state, HCA banks) when an update first names its owner. Costs the writing
+  // of these bytes, and nothing in updates that name neither. The sink is no owner's: reserve it
+  // before the first request.
+  bool clear_on_reuse = false;
+
   // What views show where a step writes nothing. -1, or a location that exists (`reserve_sink`).
   std::int64_t padding_csa_location = -1;
   std::int64_t padding_hca_location = -1;
@@ -90,6 +97,23 @@ struct AppendInputs {
 
 struct AppendOptions {
   Pdl pdl = Pdl::kPrologue;
+};
+
+// What is planned, where it is not the applied step of the target group. Several plans of one plan
+// buffer may follow each other in a step, each with its appends and, where it should last, its
+// commit; that of the target group comes first. Pointers are to device memory, read when the plan
+// runs, 4-byte aligned, and belong to decode shapes.
+struct PlanInputs {
+  LayerGroup group = LayerGroup::kTarget;
+  // Draft group: fewer tokens in each batch row than the applied shape has; 0: as many.
+  std::int32_t tokens_per_row = 0;
+  // [rows x tokens_per_row] where each token stands; null: from the group's length on. A batch row
+  // is made inert, and is reported, whose positions are below that length, do not ascend by one,
+  // are at or above the seat's limit, or more than draft_max beyond the length.
+  const std::int32_t* positions = nullptr;
+  // [rows] tokens of each batch row; null: as many as were applied and have room. A batch row with
+  // more than those, or fewer than none, is made inert and is reported.
+  const std::int32_t* row_tokens = nullptr;
 };
 
 // Sizes of the regions, requested bytes; their sum is what a pool is asked for.
@@ -139,22 +163,26 @@ class DeviceCache {
   void apply(const StepUpdate& update, StreamView stream);
 
   // Plans the shape that was last applied to the buffer. Pure: writes its plan buffer only, so it
-  // may run any number of times. UsageError where nothing was applied yet.
-  void enqueue_plan(PlanBufferId buffer, StreamView stream);
+  // may run any number of times. UsageError where nothing was applied yet, or `inputs` ask for what
+  // the model or the shape does not have.
+  void enqueue_plan(PlanBufferId buffer, StreamView stream, const PlanInputs& inputs = {});
 
   // All cache work of one layer for the parts given. After it, on the stream, queries of this step
   // may read everything up to their own position in this layer. The first append after each
   // enqueue_plan, and every append on another stream than its plan's, is launched plainly whatever
   // the options say. UsageError: layer not bound, a part that the layer's kind does not have,
-  // misaligned pointer or stride, nothing planned.
+  // misaligned pointer or stride, nothing planned, or planned for the other layer group.
   void append(LayerId layer, PlanBufferId buffer, const AppendInputs& inputs, StreamView stream,
               const AppendOptions& options = {});
 
-  // Moves lengths by seat, in the order of the same step's batch rows: start of the plan + kept.
+  // Moves the lengths of the planned group by seat, in the order of the same step's batch rows:
+  // start of the plan + kept. The target group's ends the step.
   // `kept` [rows] counts from the first token, null keeps all; `stop` [rows] is ORed into the
   // seat's flag, null stops none. Absolute: a second commit changes nothing. Inert rows are left
   // alone. So is, and is reported, a row whose kept is negative, above its live tokens, or not all
-  // of them where the row is longer than draft_max + 1: it runs once and cannot be taken back.
+  // of them where the row is longer than draft_max + 1: it runs once and cannot be taken back; or
+  // whose positions were supplied and begin beyond the length. UsageError: `stop` with a plan of the
+  // draft group.
   void enqueue_commit(PlanBufferId buffer, const std::int32_t* kept, const std::uint8_t* stop,
                       StreamView stream, const AppendOptions& options = {});
 
@@ -182,6 +210,12 @@ class DeviceCache {
   // Copies the report of the buffer to `to` in stream order (host memory; pinned for CUDA to stay
   // asynchronous).
   void report(PlanBufferId buffer, DeviceReport* to, StreamView stream) const;
+
+  // Copies what has become of the first `to.size()` batch rows, as the newest commit of the target
+  // group left it, in stream order (host memory; pinned for CUDA to stay asynchronous). After a visit
+  // of many steps: kept tokens are `length` less what it was before. UsageError: no room, or more
+  // than rows_max.
+  void results(PlanBufferId buffer, std::span<RowResult> to, StreamView stream) const;
 
   // Zeroes pages, seats and step table in place, in stream order; graphs stay valid. Together with
   // `Ledger::reset`. Where the machine fails halfway, every later call says so.

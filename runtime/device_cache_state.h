@@ -20,6 +20,15 @@
 
 namespace quire {
 
+// A plan as appends and commits see it.
+struct Planned {
+  StepShape shape;
+  LayerGroup group = LayerGroup::kTarget;
+  bool positions_supplied = false;
+
+  friend bool operator==(const Planned&, const Planned&) = default;
+};
+
 // What was enqueued for one plan buffer since its last update: a visit. Replays of graphs pass
 // unseen, so shapes whose plan was captured count as planned after any later update of the shape.
 struct PlanBufferState {
@@ -27,14 +36,16 @@ struct PlanBufferState {
   EntryPool scratch;
   std::optional<StepShape> applied;
   bool has_long_rows = false;  // of more than draft_max + 1 tokens: they run once
+  Planned plan_now;            // the newest; after an update what it applied, for the target group
   bool planned = false;        // by enqueue_plan, since the update
-  std::vector<StepShape> captured_plans;
+  std::vector<Planned> captured_plans;
   std::optional<StreamView> plan_stream;
   bool next_append_is_plain = true;               // on the plan's stream
   std::vector<std::uint8_t> older_window_copied;  // [layers] since the plan
   std::vector<std::uint8_t> appended_parts;       // [layers] bits, since the update
 
-  void start_visit() {
+  void start_plan(const Planned& next) {
+    plan_now = next;
     planned = false;
     plan_stream.reset();
     next_append_is_plain = true;
@@ -91,6 +102,7 @@ struct DeviceCache::State {
   std::optional<RopeTable> rope[2];
   StepId next_id = 0;
   SeatStamps named_seats;
+  std::vector<OwnedBytes> page_pieces, seat_pieces;  // clear_on_reuse: all of a page, of a seat
   std::string broken;  // why every later call is refused
 
   void check_usable() const;
@@ -130,8 +142,11 @@ struct DeviceCache::State {
   const LayerState& csa_layer(LayerId layer) const;  // UsageError where the kind is another
   const LayerState& hca_layer(LayerId layer) const;
   void clear(StreamView on);
-  // The shape that later work of the visit has. UsageError that says what must be called first.
-  StepShape planned_shape(PlanBufferId buffer, const char* call) const;
+  // The plan that later work of the visit belongs to. UsageError that says what must be called first.
+  const Planned& planned(PlanBufferId buffer, const char* call) const;
+
+  void find_owned_bytes();
+  void clear_for_new_owners(const StepUpdate& update, StreamView on);
 
   void open_memory();
   void zero_everything();

@@ -157,6 +157,8 @@ void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
 
   const auto what = [&] { return concat("the update of step ", update.id()); };
   state.do_whole(what, [&](bool& begun) {
+    // Nobody reads these bytes: half a clear without its update may be left, and made again.
+    if (state.options.clear_on_reuse) state.clear_for_new_owners(update, stream);
     for_each_apply_chunk(update, state.table, buffer.plan, [&](const ApplyParams& chunk) {
       state.backend.apply(chunk, stream);
       begun = true;
@@ -164,7 +166,7 @@ void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
   });
 
   if (update.id() != kPaddingStep) ++state.next_id;
-  buffer.start_visit();
+  buffer.start_plan({update.shape()});
   buffer.applied = update.shape();
   buffer.appended_parts.assign(buffer.appended_parts.size(), 0);
   buffer.has_long_rows = std::any_of(
@@ -172,7 +174,32 @@ void DeviceCache::apply(const StepUpdate& update, StreamView stream) {
       [&](const BatchRowUpdate& row) { return row.tokens > state.limits.draft_max + 1; });
 }
 
-void DeviceCache::enqueue_plan(PlanBufferId id, StreamView stream) {
+namespace {
+
+// The shape that `inputs` plan of an applied one.
+StepShape shape_of(const PlanInputs& inputs, StepShape applied) {
+  if (inputs.tokens_per_row == 0) return applied;
+  const std::int32_t most = inputs.group == LayerGroup::kDraft ? applied.tokens_per_row : 0;
+  QUIRE_CHECK(inputs.tokens_per_row >= 1 && inputs.tokens_per_row <= most,
+              "PlanInputs::tokens_per_row is ", inputs.tokens_per_row,
+              "; supported: 0, or in a decode step of the draft group 1 to what was applied, here ",
+              most);
+  return StepShape::decode(applied.rows, inputs.tokens_per_row);
+}
+
+void check_supplied(const Backend& backend, bool checked, const char* name,
+                    const std::int32_t* pointer, StepShape shape) {
+  if (pointer == nullptr) return;
+  QUIRE_CHECK(shape.is_decode(), "PlanInputs::", name,
+              " belongs to decode steps; the applied step is ragged");
+  QUIRE_CHECK(aligned(pointer, alignof(std::int32_t)), "PlanInputs::", name, " at ",
+              static_cast<const void*>(pointer), " is not 4-byte aligned");
+  if (checked) backend.check_memory(pointer, name);
+}
+
+}  // namespace
+
+void DeviceCache::enqueue_plan(PlanBufferId id, StreamView stream, const PlanInputs& inputs) {
   State& state = *state_;
   state.check_usable();
   state.backend.check_stream(stream);
@@ -180,7 +207,17 @@ void DeviceCache::enqueue_plan(PlanBufferId id, StreamView stream) {
   QUIRE_CHECK(buffer.applied.has_value(), "enqueue_plan: no update was applied to plan buffer ",
               id.value, " yet; apply one first (for a capture, that of padding_update)");
   PlanParams params;
-  params.shape = *buffer.applied;
+  const bool draft = inputs.group == LayerGroup::kDraft;
+  QUIRE_CHECK(inputs.group == LayerGroup::kTarget || (draft && state.spec.draft_layers > 0),
+              "enqueue_plan: the model has no layers of group ", name_of(inputs.group),
+              "; ModelSpec::draft_layers is ", state.spec.draft_layers);
+  params.shape = shape_of(inputs, *buffer.applied);
+  check_supplied(state.backend, state.options.checked, "positions", inputs.positions, params.shape);
+  check_supplied(state.backend, state.options.checked, "row_tokens", inputs.row_tokens,
+                 params.shape);
+  params.group = inputs.group;
+  params.positions = inputs.positions;
+  params.row_tokens = inputs.row_tokens;
   params.geometry = state.geometry;
   params.table = state.table;
   params.plan = buffer.plan;
@@ -188,26 +225,26 @@ void DeviceCache::enqueue_plan(PlanBufferId id, StreamView stream) {
   params.hca_entry_capacity = entry_capacity(kHcaRule, params.shape);
   state.backend.plan(params, stream);
 
-  buffer.start_visit();
+  buffer.start_plan({params.shape, inputs.group, inputs.positions != nullptr});
   buffer.planned = !state.backend.is_capturing(stream);  // what is captured has not run
   buffer.plan_stream = stream;
   auto& captured = buffer.captured_plans;
   if (state.backend.is_capturing(stream) &&
-      std::find(captured.begin(), captured.end(), params.shape) == captured.end()) {
-    captured.push_back(params.shape);
+      std::find(captured.begin(), captured.end(), buffer.plan_now) == captured.end()) {
+    captured.push_back(buffer.plan_now);
   }
 }
 
-StepShape DeviceCache::State::planned_shape(PlanBufferId id, const char* call) const {
+const Planned& DeviceCache::State::planned(PlanBufferId id, const char* call) const {
   const PlanBufferState& buffer = buffers[index_of(id)];
   QUIRE_CHECK(buffer.applied.has_value(), call, ": no update was applied to plan buffer ", id.value,
               " yet; apply one and enqueue_plan first");
   const auto& captured = buffer.captured_plans;
   QUIRE_CHECK(buffer.planned ||
-                  std::find(captured.begin(), captured.end(), *buffer.applied) != captured.end(),
+                  std::find(captured.begin(), captured.end(), buffer.plan_now) != captured.end(),
               call, ": plan buffer ", id.value,
               " was not planned since its last update; enqueue_plan first");
-  return *buffer.applied;
+  return buffer.plan_now;
 }
 
 namespace {
@@ -284,7 +321,12 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
   const auto& rope = state.rope[static_cast<std::size_t>(group)];
   QUIRE_CHECK(rope.has_value(), "append: no RoPE table is bound for group ", name_of(group),
               ", which layer ", layer.value, " needs; bind_rope first");
-  const StepShape shape = state.planned_shape(id, "append");
+  const Planned& planned = state.planned(id, "append");
+  const StepShape shape = planned.shape;
+  const LayerGroup layers = state.spec.group_of(layer);
+  QUIRE_CHECK(planned.group == layers, "append: layer ", layer.value, " is of the ",
+              name_of(layers), " group, but plan buffer ", id.value, " was planned for the ",
+              name_of(planned.group), " group; enqueue_plan with PlanInputs::group first");
   const ResolvedInputs rows = resolve_inputs(inputs, binding, kind, layer, shape.tokens);
   QUIRE_CHECK(rows.parts != 0 || !shape.is_decode(), "append: no part was given for layer ",
               layer.value);
@@ -321,7 +363,9 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
       make_csa_part(rows.indexer, binding, binding.indexer_bias, binding.indexer_norm,
                     of_layer.indexer_state, state.layout.csa_ring_tokens, of_layer.indexer_pages);
   params.hca = make_hca_part(rows.hca, binding, of_layer, state.limits.hca_banks());
-  if (shape.is_decode() && index + 1 < state.layers.size()) {
+  const LayerId behind(layer.value + 1);
+  if (shape.is_decode() && index + 1 < state.layers.size() &&
+      state.spec.group_of(behind) == layers) {
     params.next =
         next_layer(state.layers[index + 1], state.layout.csa_ring_tokens, state.limits.hca_banks());
   }
@@ -345,7 +389,12 @@ void DeviceCache::enqueue_commit(PlanBufferId id, const std::int32_t* kept,
   state.check_usable();
   state.backend.check_stream(stream);
   CommitParams params;
-  params.shape = state.planned_shape(id, "enqueue_commit");
+  const Planned& planned = state.planned(id, "enqueue_commit");
+  QUIRE_CHECK(stop == nullptr || planned.group == LayerGroup::kTarget,
+              "enqueue_commit: stop flags belong to the commit of the target group");
+  params.shape = planned.shape;
+  params.group = planned.group;
+  params.positions_supplied = planned.positions_supplied;
   QUIRE_CHECK(aligned(kept, alignof(std::int32_t)), "enqueue_commit: kept at ",
               static_cast<const void*>(kept), " is not 4-byte aligned");
   if (state.options.checked) {

@@ -151,6 +151,29 @@ void check_store_indexer(const StoreParams& params) {
   check_store("store_indexer", params, indexer_page_bytes);
 }
 
+void check(const StopRowsParams& params) {
+  const Checker check("stop_rows");
+  check.count("rows", params.rows);
+  QUIRE_CHECK(params.tokens_per_row >= 1, check.operation(), ": tokens_per_row is ",
+              params.tokens_per_row, "; supported: at least 1");
+  QUIRE_CHECK(params.tokens_stride >= params.tokens_per_row, check.operation(),
+              ": tokens_stride is ", params.tokens_stride,
+              "; supported: at least tokens_per_row, ", params.tokens_per_row);
+  QUIRE_CHECK(params.end_count >= 0 && params.end_count <= kEndTokensMax, check.operation(),
+              ": end_count is ", params.end_count, "; supported: 0 to ", kEndTokensMax);
+  QUIRE_CHECK(params.kept != nullptr || params.tokens_per_row == 1, check.operation(),
+              ": kept is null, but tokens_per_row is ", params.tokens_per_row,
+              "; supported: null with one token per row, of which nothing can be cut");
+  const bool any = params.rows > 0;
+  const bool ends = any && params.end_count > 0;
+  check.pointer("records", params.records, any, alignof(BatchRowRecord));
+  check.pointer("tokens", params.tokens, ends, kInt);
+  check.pointer("end_tokens", params.end_tokens, ends, kInt);
+  check.pointer("length_limit", params.length_limit, false, kInt);
+  check.pointer("kept", params.kept, false, kInt);
+  check.pointer("stop", params.stop, any, 1);
+}
+
 void check(const TranslatePicksParams& params) {
   const Checker check("translate_picks");
   check.count("tokens", params.tokens);

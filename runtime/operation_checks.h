@@ -19,6 +19,7 @@ void check(const CompressC4DecodeParams& params);
 void check(const CompressC4PrefillParams& params);
 void check_store_flashmla(const StoreParams& params);
 void check_store_indexer(const StoreParams& params);
+void check(const StopRowsParams& params);
 void check(const TranslatePicksParams& params);
 void check(const GatherMainParams& params);
 void check(const GatherIndexerParams& params);

@@ -73,8 +73,6 @@ void check_update(const StepUpdate& update, const Limits& limits, SeatStamps& na
   QUIRE_CHECK(header.plan_buffer >= 0 && header.plan_buffer < limits.plan_buffers,
               "update: plan buffer ", header.plan_buffer, " does not exist; plan buffers are 0 to ",
               limits.plan_buffers - 1);
-  QUIRE_CHECK(header.layer_group == 0, "update: layer group ", header.layer_group,
-              " does not exist; supported: 0");
   QUIRE_CHECK(header.repeat >= 1 && header.repeat <= limits.repeat_max, "update: repeat is ",
               header.repeat, "; supported: 1 to Limits::repeat_max ", limits.repeat_max);
   check_shape(header.shape, limits);

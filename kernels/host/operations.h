@@ -8,9 +8,11 @@
 namespace quire::host {
 
 void apply(const ApplyParams& params);
+void clear(const ClearParams& params);
 void plan(const PlanParams& params);
 void append(const AppendParams& params);
 void commit(const CommitParams& params);
+void stop_rows(const StopRowsParams& params);
 
 void plan_records(const RecordPlanParams& params);
 void compress_c4_decode(const CompressC4DecodeParams& params);

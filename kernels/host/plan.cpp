@@ -4,6 +4,7 @@
 #include <quire/kernels/host/operations.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include <quire/planner/step_rule.h>
 
@@ -66,8 +67,8 @@ void plan_ragged(const PlanParams& params) {
   std::int32_t short_rows = shape.rows;
   std::int32_t used_rows = 0;
   for (std::int32_t r = 0; r < shape.rows; ++r) {
-    const AppliedRow applied_to = applied_row(params.plan, applied, r);
-    const SeatState state = seat_state(params.table, applied_to.seat);
+    const AppliedRow applied_to = applied_row(params, applied, r);
+    const SeatState state = seat_state(params.table, params.group, applied_to.seat);
     const BatchRowRecord row =
         plan_row(params, r, plan_ragged_row(params, applied, applied_to, state, before));
     before += applied_to.tokens;
@@ -143,6 +144,15 @@ void apply(const ApplyParams& params) {
   for (std::int32_t i = 0; i < params.lowered_limits; ++i) apply_lowered_limit(params, i);
 }
 
+void clear(const ClearParams& params) {
+  for (std::int32_t i = 0; i < params.owned_count; ++i) {
+    for (std::int32_t piece = 0; piece < params.piece_count; ++piece) {
+      const OwnedBytes& bytes = params.pieces[piece];
+      std::memset(bytes.of(params.owned[i]), 0, static_cast<std::size_t>(bytes.bytes));
+    }
+  }
+}
+
 void plan(const PlanParams& params) {
   if (params.shape.is_decode()) {
     plan_decode(params);
@@ -150,19 +160,17 @@ void plan(const PlanParams& params) {
     plan_ragged(params);
   }
   write_read_lists(params);
-  params.plan.header->steps_at_plan = params.plan.header->steps_left;
+  note_plan(params, applied_plan(params));
 }
 
 void commit(const CommitParams& params) {
   if (!may_commit(params)) return;
-  DeviceReport& report = *params.plan.report;
   for (std::int32_t r = 0; r < params.shape.rows; ++r) {
-    if (!commit_batch_row(params, r)) {
-      add_to_report(report, &report.rows_kept_wrong, params.plan.rows[r].seat);
-    }
+    const CommitReport missed = commit_report(params, commit_batch_row(params, r), r);
+    add_to_report(*params.plan.report, missed.counter, missed.seat);
   }
   PlanHeader& header = *params.plan.header;
-  header.steps_left = header.steps_at_plan - 1;
+  if (params.group == LayerGroup::kTarget) header.steps_left = header.steps_at_plan - 1;
 }
 
 void plan_records(const RecordPlanParams& params) {

@@ -11,6 +11,7 @@
 #include <quire/kernels/compress_c4.h>
 #include <quire/kernels/known_answers_launch.h>
 #include <quire/kernels/read_side.h>
+#include <quire/kernels/stop_rows.h>
 #include <quire/kernels/store.h>
 #include <quire/planner/device_planner.h>
 #include <quire/runtime/backend.h>
@@ -104,6 +105,10 @@ class CudaBackend final : public Backend {
     const DeviceGuard guard(device_);
     cuda::launch_apply(params, checked(stream));
   }
+  void clear(const ClearParams& params, StreamView stream) override {
+    const DeviceGuard guard(device_);
+    cuda::launch_clear(params, checked(stream));
+  }
   void plan(const PlanParams& params, StreamView stream) override {
     const DeviceGuard guard(device_);
     cuda::launch_plan(params, checked(stream));
@@ -115,6 +120,11 @@ class CudaBackend final : public Backend {
   void commit(const CommitParams& params, Pdl pdl, StreamView stream) override {
     const DeviceGuard guard(device_);
     cuda::launch_commit(params, pdl, checked(stream));
+  }
+  void stop_rows(const StopRowsParams& params, Pdl pdl, StreamView stream) override {
+    check(params);
+    const DeviceGuard guard(device_);
+    cuda::launch_stop_rows(params, pdl, checked(stream));
   }
   void plan_records(const RecordPlanParams& params, StreamView stream) override {
     check(params);
@@ -363,6 +373,7 @@ void CudaBackend::load_kernels() {
   cuda::load_compress_c4_kernels();
   cuda::load_store_kernels();
   cuda::load_read_side_kernels();
+  cuda::load_stop_rows_kernel();
   cuda::load_known_answers_kernel();
   cuda::load_planner_kernels();
 }

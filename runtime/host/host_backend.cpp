@@ -6,6 +6,7 @@
 #include <quire/kernels/host/operations.h>
 #include <quire/kernels/known_answers.h>
 #include <quire/planner/apply_chunks.h>
+#include <quire/planner/clear_chunks.h>
 #include <quire/runtime/backend.h>
 #include <quire/runtime/base/errors.h>
 #include <quire/runtime/base/integers.h>
@@ -68,14 +69,15 @@ struct HostPool {
 
 // Copies of chunks on their way, used again: once there are as many as are ever queued together, a
 // step's update allocates nothing. One that a failed stream drops is not used again.
-class ApplyCopies {
+template <class Params>
+class Copies {
  public:
-  ApplyParams* take(const ApplyParams& params) {
-    ApplyParams* copy = nullptr;
+  Params* take(const Params& params) {
+    Params* copy = nullptr;
     {
       const std::lock_guard lock(mutex_);
       if (free_.empty()) {
-        all_.push_back(std::make_unique_for_overwrite<ApplyParams>());
+        all_.push_back(std::make_unique_for_overwrite<Params>());
         free_.reserve(all_.capacity());
         free_.push_back(all_.back().get());
       }
@@ -85,15 +87,15 @@ class ApplyCopies {
     std::memcpy(copy, &params, static_cast<std::size_t>(used_bytes(params)));
     return copy;
   }
-  void give_back(ApplyParams* copy) {
+  void give_back(Params* copy) {
     const std::lock_guard lock(mutex_);
     free_.push_back(copy);
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::unique_ptr<ApplyParams>> all_;
-  std::vector<ApplyParams*> free_;  // has room for all
+  std::vector<std::unique_ptr<Params>> all_;
+  std::vector<Params*> free_;  // has room for all
 };
 
 void free_memory(std::byte* memory) noexcept {
@@ -157,6 +159,15 @@ class HostBackend final : public Backend {
       applies_.give_back(copy);
     });
   }
+  void clear(const ClearParams& params, StreamView stream) override {
+    HostStream& on = host_stream(stream);
+    QUIRE_CHECK(!on.capturing(), "clear on a host stream that is capturing");
+    ClearParams* copy = clears_.take(params);
+    on.enqueue([this, copy] {
+      host::clear(*copy);
+      clears_.give_back(copy);
+    });
+  }
   void plan(const PlanParams& params, StreamView stream) override {
     host_stream(stream).enqueue([params] { host::plan(params); });
   }
@@ -165,6 +176,10 @@ class HostBackend final : public Backend {
   }
   void commit(const CommitParams& params, Pdl, StreamView stream) override {
     host_stream(stream).enqueue([params] { host::commit(params); });
+  }
+  void stop_rows(const StopRowsParams& params, Pdl, StreamView stream) override {
+    check(params);
+    host_stream(stream).enqueue([params] { host::stop_rows(params); });
   }
   void plan_records(const RecordPlanParams& params, StreamView stream) override {
     check(params);
@@ -204,7 +219,8 @@ class HostBackend final : public Backend {
   }
 
  private:
-  ApplyCopies applies_;
+  Copies<ApplyParams> applies_;
+  Copies<ClearParams> clears_;
   std::mutex mutex_;
   std::vector<HostStream*> streams_;
 };
