@@ -1,6 +1,7 @@
-// All cache work of one layer in a decode step, in one kernel (DESIGN 4, 7). A block is one token;
-// its warps have parts of their own: the compressor's entry or fold, the window entry, the
-// indexer's entry, and one that brings the next layer's state into L2.
+// All cache work of one layer in a decode step, in one kernel (DESIGN 4, 7). A block is one token,
+// or in a CSA layer half of one while multiprocessors are free; its warps have parts of their own:
+// the compressor's entry or fold, the window entry, the indexer's entry, and one that brings the
+// next layer's state into L2.
 //
 // Everything before the one wait may run beside the kernel in front: only plan records, immutable
 // weights and tables, and seat state of earlier steps are loaded there, each by its own helper, and
@@ -28,6 +29,16 @@ struct Roomy {
   // it has room beside a kernel in front that takes less than half of them.
   static constexpr int kBoundThreads = 1024;
   static constexpr int kBlocksPerSm = 1;
+};
+
+// Two blocks a token, the main entry's and the other's: their issue slots are not shared.
+struct Halves {
+  using Main = MainPlace<2>;
+  using Window = MainPlace<2>;
+  using Keys = KeysPlace<2, Window::kThreads>;
+  static constexpr int kOlderAtOnce = kC4Window - 1;
+  static constexpr int kThreads = Window::kThreads + Keys::kThreads;
+  static constexpr int kBlocksPerSm = 2;
 };
 
 // For more tokens than multiprocessors: two blocks have room on each.
@@ -293,6 +304,34 @@ __global__ void __launch_bounds__(Parts::kBoundThreads, Parts::kBlocksPerSm)
   }
 }
 
+__global__ void __launch_bounds__(Halves::kThreads, Halves::kBlocksPerSm)
+    append_csa_halves(const __grid_constant__ AppendParams params) {
+  using Main = Halves::Main;
+  using Window = Halves::Window;
+  using Keys = Halves::Keys;
+  __shared__ Scratch<Main> main_or_window;
+  __shared__ Scratch<Keys> keys;
+  begin(params);
+  const auto thread = static_cast<int>(threadIdx.x);
+  const int token = static_cast<int>(blockIdx.x) / 2;
+  if (blockIdx.x % 2 == 0) {
+    if (thread < Main::kThreads) {
+      has(params.csa.rows) ? decode_csa<Main, Halves::kOlderAtOnce>(params, token, main_or_window)
+                           : wait_and_trigger();
+    } else if (thread < Main::kThreads + kWarp) {
+      decode_prefetch(params, token);
+    } else {
+      wait_and_trigger();
+    }
+  } else if (thread < Window::kThreads) {
+    has(params.window.rows) ? decode_window<Window>(params, token, main_or_window)
+                            : wait_and_trigger();
+  } else {
+    has(params.indexer.rows) ? decode_csa<Keys, Halves::kOlderAtOnce>(params, token, keys)
+                             : wait_and_trigger();
+  }
+}
+
 template <class Parts>
 __global__ void __launch_bounds__(Parts::kBoundThreads, Parts::kBlocksPerSm)
     append_hca(const __grid_constant__ AppendParams params) {
@@ -317,6 +356,7 @@ __global__ void __launch_bounds__(Parts::kBoundThreads, Parts::kBlocksPerSm)
 struct Choice {
   void (*kernel)(AppendParams);
   int threads;
+  int blocks_per_token = 1;
 };
 
 Choice choose(LayerKind kind, std::int64_t tokens) {
@@ -326,6 +366,7 @@ Choice choose(LayerKind kind, std::int64_t tokens) {
       if (crowded) return {append_hca<CrowdedHca>, kHcaThreads<CrowdedHca> + kWarp};
       return {append_hca<Roomy>, kHcaThreads<Roomy> + kWarp};
     case LayerKind::kCsa:
+      if (2 * tokens <= multiprocessors()) return {append_csa_halves, Halves::kThreads, 2};
       if (crowded) return {append_csa<CrowdedCsa>, kCsaThreads<CrowdedCsa> + kWarp};
       return {append_csa<Roomy>, kCsaThreads<Roomy> + kWarp};
     case LayerKind::kSliding:
@@ -343,7 +384,7 @@ void launch_decode_append(const AppendParams& params, Pdl pdl, cudaStream_t stre
                          : has(params.csa.rows) || has(params.indexer.rows) ? LayerKind::kCsa
                                                                             : LayerKind::kSliding;
   const Choice choice = choose(kind, params.shape.tokens);
-  launch(choice.kernel, linear_grid(params.shape.tokens),
+  launch(choice.kernel, linear_grid(choice.blocks_per_token * params.shape.tokens),
          dim3(static_cast<unsigned>(choice.threads)), 0, stream, pdl != Pdl::kOff, decode);
 }
 
@@ -352,11 +393,12 @@ std::int64_t decode_append_places(LayerKind kind, std::int64_t tokens) {
   int blocks = 0;
   QUIRE_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
       &blocks, reinterpret_cast<const void*>(choice.kernel), choice.threads, 0));
-  return std::int64_t{blocks} * multiprocessors();
+  return std::int64_t{blocks} * multiprocessors() / choice.blocks_per_token;
 }
 
 void load_decode_append_kernels() {
   load_kernel(append_window);
+  load_kernel(append_csa_halves);
   load_kernel(append_csa<Roomy>);
   load_kernel(append_csa<CrowdedCsa>);
   load_kernel(append_hca<Roomy>);

@@ -30,12 +30,21 @@ __device__ float* state_row(const CsaPart& part, std::int64_t seat, std::int32_t
   return part.state + (seat * part.ring_tokens + position % part.ring_tokens) * (4 * P::kDim);
 }
 
+template <class P>
+__device__ typename P::Values pooled_entry(const Folds<P::kPerThread>& folds) {
+  if constexpr (P::kPerThread < 4) {
+    return pooled(folds);
+  } else {
+    return pooled_together(folds);
+  }
+}
+
 // Pooled channels to a stored main entry, CSA or HCA. All threads of the entry call it.
 template <class P>
 __device__ void finish_main(const AppendParams& params, const EntryPool& pages,
                             const Finish<P>& finish, const Folds<P::kPerThread>& folds,
                             std::int64_t location, std::int32_t seat, Scratch<P>& scratch) {
-  auto x = normalise<P>(pooled(folds), finish.weight, params.norm_eps, scratch);
+  auto x = normalise<P>(pooled_entry<P>(folds), finish.weight, params.norm_eps, scratch);
   if (is_rotated<P>()) x = rotate(x, finish.rotation);
   store_main_entry<P>(main_entry(pages, location), x, params.scale_floor, seat, params.report);
 }
@@ -49,7 +58,7 @@ __device__ void finish_csa(const AppendParams& params, const CsaPart& part, cons
   if constexpr (P::kDim == kHeadDim) {
     finish_main<P>(params, part.pages, finish, folds, location, seat, scratch);
   } else {
-    auto x = normalise<P>(pooled(folds), finish.weight, params.norm_eps, scratch);
+    auto x = normalise<P>(pooled_entry<P>(folds), finish.weight, params.norm_eps, scratch);
     if (is_rotated<P>()) x = rotate(x, finish.rotation);
     if (params.hadamard) x = hadamard<P>(x, scratch);
     store_indexer_entry<P>(indexer_entry(part.pages, location), x, params.scale_floor, seat,

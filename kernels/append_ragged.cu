@@ -8,7 +8,7 @@
 #include <quire/kernels/append.h>
 
 #include <quire/kernels/append_parts.cuh>
-#include <quire/kernels/async_copy.cuh>
+#include <quire/kernels/c4_stream.cuh>
 #include <quire/kernels/hca_stream.cuh>
 #include <quire/kernels/pdl.cuh>
 #include <quire/runtime/cuda/launch.cuh>
@@ -24,9 +24,10 @@ constexpr int kWarps = Main::kWarps;
 
 // Blocks of each kernel that stay on a multiprocessor.
 constexpr int kCsaBlocksPerSm = 4;
-constexpr int kHcaBlocksPerSm = 4;
+constexpr int kHcaBlocksPerSm = 1;
 constexpr int kWindowBlocksPerSm = 4;
 constexpr int kSeatBlocksPerSm = 12;
+constexpr int kSeatBlocksPerSmWithHca = 7;
 
 // A block is one main entry, or four indexer entries.
 template <class P>
@@ -38,161 +39,114 @@ __device__ std::int64_t entry_of_thread(std::int64_t block) {
 
 // --- CSA entries ---
 
-// One piece is what a thread reads of one row: its channels of the values or of the scores.
+// Half the rows of one main entry, or of four indexer entries.
 constexpr int kPieceBytes = kPerThread * static_cast<int>(sizeof(float));
-constexpr int kHalfRows = kC4Overlap;  // the rows of the window before, and the entry's own
-constexpr int kCsaStages = 3;
+using CsaStage = C4Stage<kThreads, kPieceBytes>;
 
-// Half the rows of one main entry, or of four indexer entries. A thread reads what it has copied
-// itself.
-struct alignas(kLineBytes) CsaStage {
-  std::byte pieces[2 * kHalfRows][kThreads][kPieceBytes];
-};
-
-// One entry of the plan, as far as its rows are concerned.
-struct CsaEntry {
-  std::int64_t input_row = 0;  // of the closing token
-  std::int32_t position = 0;
-  int first = 0;                       // window row that starts the fold
-  int from_state = 0;                  // leading window rows that stand in the seat
-  const TokenRecord* token = nullptr;  // null: no entry
-
-  __device__ bool live() const { return token != nullptr; }
-};
-
-__device__ inline CsaEntry csa_entry(const AppendParams& params, const PlanRecord& record) {
-  if (record.ragged_id == kPaddingRaggedId) return {};
-  const auto p = static_cast<std::int32_t>(record.position);
-  return {record.ragged_id, p, first_window_row(p), static_cast<int>(record.window_len),
-          params.tokens + record.ragged_id};
-}
-
-// Record `index` of the compact list; padding where there is none.
-__device__ inline PlanRecord record_at(const AppendParams& params, std::int64_t entries,
-                                       std::int64_t index) {
-  if (index < entries) return params.csa_entries[index];
+__device__ inline PlanRecord padding_record() {
   return {kPaddingRaggedId, kPaddingRaggedId, kPaddingRaggedId, kPaddingRaggedId};
 }
 
-// Sends half of the entry's rows, those from `begin`; of the first entry of a sequence there is
-// only the second half.
-template <class P, ElementType kType>
-__device__ void send_rows(const CsaPart& part, const CsaEntry& entry, int begin, CsaStage& stage) {
-  constexpr int kElement = kType == ElementType::kFloat32 ? 4 : 2;
-  constexpr int kBytes = kPerThread * kElement;
-  if (entry.live() && begin >= entry.first) {
-    const std::int64_t stride = part.rows.stride * kElement;
-    const std::byte* row = static_cast<const std::byte*>(part.rows.data) +
-                           (entry.input_row - (kC4Window - 1) + begin) * stride +
-                           value_channel<P>(begin) * kElement;
-    constexpr int kToScores = 2 * P::kDim;
-    const bool all_input = begin >= entry.from_state;
-#pragma unroll
-    for (int i = 0; i < kHalfRows; ++i, row += stride) {
-      std::byte* value = stage.pieces[2 * i][threadIdx.x];
-      std::byte* score = stage.pieces[2 * i + 1][threadIdx.x];
-      if (all_input || begin + i >= entry.from_state) {
-        copy_to_shared<kBytes, false>(value, row);
-        copy_to_shared<kBytes, false>(score, row + kToScores * kElement);
-      }
+// Entries of one part, as c4_stream.cuh has them: number `first` of the compact list and every
+// `step`-th behind it.
+template <class P_, ElementType kType>
+class CsaEntries {
+ public:
+  using P = P_;
+  using Half = C4Half<P, kType, ElementType::kFloat32, CsaStage>;
+  static constexpr int kElement = static_cast<int>(bytes_of(kType));
+
+  struct Entry {
+    std::int32_t position;  // negative: no entry
+    std::int32_t older;     // leading window rows that stand in the seat
+    std::int32_t seat;
+    std::int64_t location;
+    __device__ bool live() const { return position >= 0; }
+    __device__ int first() const { return first_window_row(position); }
+    __device__ int from_state() const { return older; }
+  };
+
+  // Asks for the first record, beside the header.
+  __device__ CsaEntries(const AppendParams& params, int first, int step, Scratch<P>* scratch)
+      : params_(params),
+        part_(csa_part<P>(params)),
+        index_(first),
+        step_(step),
+        ahead_(first < params.csa_entry_capacity ? params.csa_entries[first] : padding_record()),
+        scratch_(scratch) {}
+
+  // Now that it is known how many there are.
+  __device__ void start(int entries) {
+    entries_ = entries;
+    if (index_ >= entries_) ahead_ = padding_record();
+  }
+
+  __device__ Entry next() {
+    Entry entry{static_cast<std::int32_t>(ahead_.position),
+                static_cast<std::int32_t>(ahead_.window_len), -1, -1};
+    if (entry.live()) {
+      const auto input_row = static_cast<std::int32_t>(ahead_.ragged_id);  // of the closing token
+      const TokenRecord& token = params_.tokens[input_row];
+      entry.seat = token.seat;
+      entry.location = token.csa_location;
+      row_ = static_cast<const std::byte*>(part_.rows.data) +
+             (std::int64_t{input_row} - (kC4Window - 1) + entry.first()) * stride_bytes() +
+             value_channel<P>(entry.first()) * kElement;
+      index_ += step_;
+      ahead_ = index_ < entries_ ? params_.csa_entries[index_] : padding_record();
     }
-    if (all_input) return commit_copies();
-#pragma unroll 1
-    for (int i = 0; i < min_of(entry.from_state - begin, kHalfRows); ++i) {
-      const float* state =
-          state_row<P>(part, entry.token->seat, entry.position - (kC4Window - 1) + begin + i) +
-          value_channel<P>(begin);
-      copy_to_shared<kPieceBytes, false>(stage.pieces[2 * i][threadIdx.x], state);
-      copy_to_shared<kPieceBytes, false>(stage.pieces[2 * i + 1][threadIdx.x], state + kToScores);
+    return entry;
+  }
+
+  __device__ void send(const Entry& entry, int begin, CsaStage& stage) {
+    Half::send(stage, begin, entry.older, row_, stride_bytes(), [&](int i) {
+      return reinterpret_cast<const std::byte*>(
+          state_row<P>(part_, entry.seat, entry.position - (kC4Window - 1) + i) +
+          value_channel<P>(i));
+    });
+    row_ += kC4HalfRows * stride_bytes() + P::kDim * kElement;  // to the second half
+  }
+
+  __device__ void prepare(const Entry& entry) {
+    finish_ = load_csa_finish<P>(params_, part_, entry.position);
+  }
+
+  __device__ void finish(const Entry& entry, const Folds<kPerThread>& folds) {
+    Scratch<P>& scratch = scratch_[turn_];
+    turn_ ^= 1;
+    if (entry.seat < 0 || entry.location < 0) {
+      P::sync();  // one barrier an entry: the scratch of the entry in front is free behind the next
+      return;
     }
+    finish_csa<P>(params_, part_, finish_, folds, entry.location, entry.seat, scratch);
   }
-  commit_copies();
-}
 
-template <ElementType kType>
-__device__ Channels<kPerThread> read_piece(const std::byte* piece, bool from_state) {
-  if (kType == ElementType::kFloat32 || from_state) {
-    return load_fresh<kPerThread>(reinterpret_cast<const float*>(piece));
-  }
-  return load_fresh_bf16<kPerThread>(reinterpret_cast<const std::uint16_t*>(piece));
-}
+ private:
+  __device__ std::int64_t stride_bytes() const { return part_.rows.stride * kElement; }
 
-// Folds half of the entry's rows, those from kBegin. No row is a branch.
-template <int kBegin, ElementType kType>
-__device__ void fold_half(Folds<kPerThread>& folds, const CsaEntry& entry,
-                          const Channels<kPerThread> (&bias)[kC4Window], const CsaStage& stage) {
-  Channels<kPerThread> value[kHalfRows], score[kHalfRows];
-#pragma unroll
-  for (int i = 0; i < kHalfRows; ++i) {
-    const bool from_state = kBegin + i < entry.from_state;
-    value[i] = read_piece<kType>(stage.pieces[2 * i][threadIdx.x], from_state);
-    score[i] = read_piece<kType>(stage.pieces[2 * i + 1][threadIdx.x], from_state);
-  }
-#pragma unroll
-  for (int i = 0; i < kHalfRows; ++i) {
-    const bool is_first = i == 0 && (kBegin == 0 || entry.first == kBegin);
-    fold_row<false>(folds, is_first, score[i], bias[kBegin + i], value[i]);
-  }
-}
+  const AppendParams& params_;
+  const CsaPart& part_;
+  const std::byte* row_ = nullptr;  // the thread's value piece of the row to send next
+  int index_, step_, entries_ = 0;
+  PlanRecord ahead_;
+  Scratch<P>* scratch_;
+  int turn_ = 0;
+  Finish<P> finish_{};
+};
 
-template <class P>
-__device__ void finish_csa_entry(const AppendParams& params, const CsaEntry& entry,
-                                 const Finish<P>& finish, const Folds<kPerThread>& folds,
-                                 Scratch<P>& scratch) {
-  const std::int32_t seat = entry.token->seat;
-  const std::int64_t location = entry.token->csa_location;
-  if (seat < 0 || location < 0) {
-    P::sync();  // one barrier an entry: the scratch of the entry in front is free behind the next
-    return;
-  }
-  finish_csa<P>(params, csa_part<P>(params), finish, folds, location, seat, scratch);
-}
-
-// Entries of one part: block `block` of the `blocks` that share them out. While half an entry is
-// folded, the next two halves are on their way, and of the entry behind there is the record.
+// Block `block` of the `blocks` that share the entries of one part out.
 template <class P, ElementType kType>
-__device__ void stream_csa_entries(const AppendParams& params, std::int64_t entries,
-                                   std::int64_t block, std::int64_t blocks, CsaStage* stages,
-                                   Scratch<P>* scratch) {
-  const CsaPart& part = csa_part<P>(params);
+__device__ void append_csa_entries(const AppendParams& params, int block, int blocks,
+                                   CsaStage* stages, Scratch<P>* scratch) {
+  CsaEntries<P, kType> job(params, static_cast<int>(entry_of_thread<P>(block)),
+                           blocks * kEntriesPerBlock<P>, scratch);
   Channels<kPerThread> bias[kC4Window];
 #pragma unroll
-  for (int i = 0; i < kC4Window; ++i) bias[i] = load_c4_bias<P>(part, i);
-  std::int64_t index = entry_of_thread<P>(block);
-  const std::int64_t step = blocks * kEntriesPerBlock<P>;
-  CsaEntry entry = csa_entry(params, record_at(params, entries, index));
-  PlanRecord ahead = record_at(params, entries, index + step);
-  CsaStage *first = stages, *second = stages + 1, *third = stages + 2;
-  send_rows<P, kType>(part, entry, 0, *first);
-  send_rows<P, kType>(part, entry, kHalfRows, *second);
-  int turn = 0;
-  for (; block * kEntriesPerBlock<P> < entries; block += blocks) {
-    const CsaEntry next = csa_entry(params, ahead);
-    send_rows<P, kType>(part, next, 0, *third);
-    ahead = record_at(params, entries, index + 2 * step);
-    index += step;
-    Folds<kPerThread> folds{};
-    Finish<P> finish{};
-    wait_for_copies<2>();
-    if (entry.live()) {
-      finish = load_csa_finish<P>(params, part, entry.position);
-      if (entry.first == 0) fold_half<0, kType>(folds, entry, bias, *first);
-    }
-    send_rows<P, kType>(part, next, kHalfRows, *first);
-    wait_for_copies<2>();
-    if (entry.live()) {
-      fold_half<kHalfRows, kType>(folds, entry, bias, *second);
-      finish_csa_entry<P>(params, entry, finish, folds, scratch[turn]);
-    } else {
-      P::sync();  // one barrier an entry, in any case
-    }
-    turn ^= 1;
-    entry = next;
-    CsaStage* read = second;
-    second = first;
-    first = third;
-    third = read;
-  }
+  for (int i = 0; i < kC4Window; ++i) bias[i] = load_c4_bias<P>(csa_part<P>(params), i);
+  const PlanHeader header = load_header(params.header);
+  if (!is_planned(header, params.shape)) return;
+  job.start(min_of(header.csa_entries, params.csa_entry_capacity));
+  stream_c4_entries(job, bias, stages);
 }
 
 template <ElementType kType>
@@ -203,29 +157,69 @@ __global__ void __launch_bounds__(kThreads, kCsaBlocksPerSm)
   __shared__ Scratch<Keys> keys_scratch[2];
   pdl_wait();
   pdl_trigger();
-  const PlanHeader header = load_header(params.header);
-  if (!is_planned(header, params.shape)) return;
-  const std::int64_t entries = min_of(header.csa_entries, params.csa_entry_capacity);
   // An indexer entry has a quarter of a main entry's channels: one block in five.
-  const std::int64_t blocks = gridDim.x;
-  const std::int64_t indexer = !has(params.csa.rows)       ? blocks
-                               : !has(params.indexer.rows) ? 0
-                                                           : ceil_div<std::int64_t>(blocks, 5);
-  const std::int64_t block = blockIdx.x;
+  const int blocks = static_cast<int>(gridDim.x);
+  const int indexer = !has(params.csa.rows)       ? blocks
+                      : !has(params.indexer.rows) ? 0
+                                                  : ceil_div(blocks, 5);
+  const int block = static_cast<int>(blockIdx.x);
   if (block < indexer) {
-    stream_csa_entries<Keys, kType>(params, entries, block, indexer, stages, keys_scratch);
+    append_csa_entries<Keys, kType>(params, block, indexer, stages, keys_scratch);
   } else {
-    stream_csa_entries<Main, kType>(params, entries, block - indexer, blocks - indexer, stages,
+    append_csa_entries<Main, kType>(params, block - indexer, blocks - indexer, stages,
                                     main_scratch);
   }
 }
 
 // --- HCA entries ---
 
+// One block stays on a multiprocessor, with room for some entries at once: each group of 128
+// threads folds one. So entries spread evenly over the multiprocessors, whatever blocks of the
+// kernel in front still stand: blocks of one entry each would crowd where there is room.
+constexpr int kHcaGroups = 4;
+constexpr int kHcaThreads = kHcaGroups * kThreads;
+
+struct HcaGroup : Main {
+  __device__ static int group() { return static_cast<int>(threadIdx.x) / kThreads; }
+  __device__ static void sync() {
+    asm volatile("barrier.sync.aligned %0, %1;" ::"r"(1 + group()), "n"(kThreads) : "memory");
+  }
+};
+
+// The tokens of a batch row that no entry of the step has taken.
+__device__ inline HcaSpan folded_span(const PlanGeometry& geometry, const BatchRowRecord& row) {
+  const std::int32_t first = first_folded_position(geometry, row);
+  return {row.first_token + std::int64_t{first - row.start}, first,
+          row.start + row.live_tokens - first};
+}
+
+// The fold that a long batch row leaves for later steps.
+template <ElementType kType>
+__device__ void keep_long_fold(const AppendParams& params, const BatchRowRecord& row,
+                               HcaStages& stages) {
+  const HcaPart& part = params.hca;
+  const HcaSpan span = folded_span(params.geometry, row);
+  if (span.count == 0) return;
+  HcaRows<kType> rows(stages, part, span);
+  Folds<kPerThread> folds = begin_fold<Main>(part, row.seat, row.start, span.position);
+  rows.template fold<true>(folds);
+  store_fold<Main>(part, row.seat, row.start + row.live_tokens, folds);
+}
+
+__device__ inline bool keeps_long_fold(const AppendParams& params, const BatchRowRecord& row) {
+  return row.seat >= 0 && row.live_tokens > 0 && !is_short(params.geometry, row.live_tokens);
+}
+
+// Whether an entry of the step reads the bank that the seat had: its group writes the next one.
+__device__ inline bool resumes_entry(const AppendParams& params, const BatchRowRecord& row) {
+  return row.start % kHcaWindow != 0 && first_folded_position(params.geometry, row) > row.start;
+}
+
 // One HCA entry: its fold so far, where the window began before this step, and the rows since.
 template <ElementType kType>
 __device__ void append_hca_entry(const AppendParams& params, const PlanRecord& record,
-                                 HcaStages& stages, Scratch<Main>& scratch) {
+                                 HcaStages& stages, Scratch<HcaGroup>& scratch) {
+  using P = HcaGroup;
   const HcaPart& part = params.hca;
   const std::int64_t input_row = record.ragged_id;
   const auto p = static_cast<std::int32_t>(record.position);
@@ -235,36 +229,58 @@ __device__ void append_hca_entry(const AppendParams& params, const PlanRecord& r
   const TokenRecord& token = params.tokens[input_row];
   const std::int32_t seat = token.seat;
   const std::int64_t location = token.hca_location;
-  const Finish<Main> finish = load_hca_finish<Main>(params, p);
+  const Finish<P> finish = load_hca_finish<P>(params, p);
   if (seat < 0 || location < 0) {
     wait_for_copies<0>();
-    Main::sync();  // as in finish_csa_entry
+    P::sync();  // as in CsaEntries::finish
     return;
   }
   // Inside a window only the first position of the step can stand first.
-  Folds<kPerThread> folds = begin_fold<Main>(part, seat, span.position, span.position);
-  rows.fold<false>(folds);
-  finish_main<Main>(params, part.pages, finish, folds, location, seat, scratch);
+  Folds<kPerThread> folds = begin_fold<P>(part, seat, span.position, span.position);
+  rows.template fold<false>(folds);
+  finish_main<P>(params, part.pages, finish, folds, location, seat, scratch);
 }
 
-__global__ void __launch_bounds__(kThreads)
+// What a group does: an entry, and behind one that has read the seat's bank the fold that is kept
+// next, by threads that each write what they have read; behind the entries, the folds of batch rows
+// whose bank no entry reads.
+template <ElementType kType>
+__device__ void append_hca_items(const AppendParams& params, const PlanHeader& header,
+                                 HcaStages& stages, Scratch<HcaGroup> (&scratch)[2]) {
+  const std::int64_t entries = min_of(header.hca_entries, params.hca_entry_capacity);
+  const std::int64_t items = entries + header.used_rows;
+  int turn = 0;
+  // All blocks get an item before one gets its second.
+  for (std::int64_t index = std::int64_t{HcaGroup::group()} * gridDim.x + blockIdx.x; index < items;
+       index += std::int64_t{gridDim.x} * kHcaGroups) {
+    if (index >= entries) {
+      const BatchRowRecord row = params.rows[index - entries];
+      if (keeps_long_fold(params, row) && !resumes_entry(params, row)) {
+        keep_long_fold<kType>(params, row, stages);
+      }
+      continue;
+    }
+    const PlanRecord record = params.hca_entries[index];
+    append_hca_entry<kType>(params, record, stages, scratch[turn]);
+    turn ^= 1;
+    if (record.window_len == 0) continue;
+    const BatchRowRecord row = params.rows[record.batch_id];
+    if (keeps_long_fold(params, row)) keep_long_fold<kType>(params, row, stages);
+  }
+}
+
+__global__ void __launch_bounds__(kHcaThreads)
     append_ragged_hca(const __grid_constant__ AppendParams params) {
   extern __shared__ HcaStages hca_stages[];
-  __shared__ Scratch<Main> scratch[2];
+  __shared__ Scratch<HcaGroup> scratch[kHcaGroups][2];
   pdl_wait();
   pdl_trigger();
   const PlanHeader header = load_header(params.header);
-  PlanRecord record = params.hca_entries[blockIdx.x];
   if (!is_planned(header, params.shape)) return;
-  const std::int64_t entries = min_of(header.hca_entries, params.hca_entry_capacity);
-  int turn = 0;
-  for (std::int64_t index = blockIdx.x; index < entries; turn ^= 1) {
-    with_row_type(params.hca.rows, [&](auto type) {
-      append_hca_entry<decltype(type)::value>(params, record, hca_stages[0], scratch[turn]);
-    });
-    index += gridDim.x;
-    if (index < entries) record = params.hca_entries[index];
-  }
+  const int group = HcaGroup::group();
+  with_row_type(params.hca.rows, [&](auto type) {
+    append_hca_items<decltype(type)::value>(params, header, hca_stages[group], scratch[group]);
+  });
 }
 
 // --- Window entries ---
@@ -395,30 +411,18 @@ __host__ __device__ inline SeatWork seat_work(const AppendParams& params, std::i
           has(params.window.rows) ? kCopyBlocksPerRow * rows : 0};
 }
 
-// The folds that later steps read, of one batch row.
-__device__ void keep_hca_folds(const AppendParams& params, std::int64_t batch_row,
-                               HcaStages& stages) {
+// The folds that later steps read, of a short batch row: any prefix may be kept.
+__device__ void keep_short_folds(const AppendParams& params, std::int64_t batch_row) {
   const BatchRowRecord row = params.rows[batch_row];
-  if (row.seat < 0 || row.live_tokens <= 0) return;
+  if (row.seat < 0 || row.live_tokens <= 0 || !is_short(params.geometry, row.live_tokens)) return;
   const HcaPart& part = params.hca;
-  const std::int32_t first = first_folded_position(params.geometry, row);
-  const std::int32_t length = row.start + row.live_tokens;
-  const HcaSpan span{row.first_token + std::int64_t{first - row.start}, first, length - first};
-  if (span.count == 0) return;
-  Folds<kPerThread> folds = begin_fold<Main>(part, row.seat, row.start, first);
-  with_row_type(part.rows, [&](auto type) {
-    constexpr ElementType kType = decltype(type)::value;
-    if (!is_short(params.geometry, row.live_tokens)) {
-      HcaRows<kType>(stages, part, span).template fold<true>(folds);
-      store_fold<Main>(part, row.seat, length, folds);
-      return;
-    }
-    ShortRows<Main, 2> rows;
-    rows.load_bias(part, span, 0);
-    fold_short(folds, rows, part, span, [&](int i) {
-      const std::int32_t p = first + i;
-      if (keeps_fold(params.geometry, row, p)) store_fold<Main>(part, row.seat, p + 1, folds);
-    });
+  const HcaSpan span = folded_span(params.geometry, row);
+  Folds<kPerThread> folds = begin_fold<Main>(part, row.seat, row.start, span.position);
+  ShortRows<Main, 2> rows;
+  rows.load_bias(part, span, 0);
+  fold_short(folds, rows, part, span, [&](int i) {
+    const std::int32_t p = span.position + i;
+    if (keeps_fold(params.geometry, row, p)) store_fold<Main>(part, row.seat, p + 1, folds);
   });
 }
 
@@ -453,7 +457,7 @@ __device__ void keep_window(const AppendParams& params, std::int64_t part) {
   });
 }
 
-// Folding takes registers and shared memory that copying need not: layers without HCA do without.
+// Folding takes registers that copying need not: layers without HCA do without.
 template <bool kWithHca>
 __global__ void __launch_bounds__(kThreads)
     append_ragged_seat(const __grid_constant__ AppendParams params) {
@@ -469,8 +473,7 @@ __global__ void __launch_bounds__(kThreads)
     std::int64_t at = block;
     if (at < work.hca) {
       if constexpr (kWithHca) {
-        extern __shared__ HcaStages hca_stages[];
-        keep_hca_folds(params, at, hca_stages[0]);
+        keep_short_folds(params, at);
       }
       continue;
     }
@@ -498,9 +501,10 @@ std::int64_t blocks_of(std::int64_t most, int blocks_per_sm) {
 
 void launch_ragged_append(const AppendParams& params, Pdl pdl, cudaStream_t stream) {
   const auto run = [&](void (*kernel)(AppendParams), std::int64_t most, int blocks_per_sm,
-                       std::size_t shared_bytes = 0) {
-    launch(kernel, linear_grid(blocks_of(most, blocks_per_sm)), dim3(kThreads), shared_bytes,
-           stream, pdl != Pdl::kOff, params);
+                       std::size_t shared_bytes = 0, int threads = kThreads) {
+    if (shared_bytes > 0) allow_shared_bytes(kernel, shared_bytes);
+    launch(kernel, linear_grid(blocks_of(most, blocks_per_sm)),
+           dim3(static_cast<unsigned>(threads)), shared_bytes, stream, pdl != Pdl::kOff, params);
   };
   const std::int64_t rows = params.shape.rows;
   run(append_ragged_window,
@@ -512,19 +516,17 @@ void launch_ragged_append(const AppendParams& params, Pdl pdl, cudaStream_t stre
     const auto kernel = type == ElementType::kFloat32 ? append_ragged_csa<ElementType::kFloat32>
                                                       : append_ragged_csa<ElementType::kBfloat16>;
     const std::int64_t entries = params.csa_entry_capacity;
-    constexpr std::size_t kSharedBytes = kCsaStages * sizeof(CsaStage);
-    allow_shared_bytes(kernel, kSharedBytes);
     run(kernel,
         (csa ? entries : 0) +
             (indexer ? ceil_div<std::int64_t>(entries, kEntriesPerBlock<Keys>) : 0),
-        kCsaBlocksPerSm, kSharedBytes);
+        kCsaBlocksPerSm, kC4Stages * sizeof(CsaStage));
   }
   // One block even for no work: it is the one that reports a missing plan.
   const std::int64_t seat = max_of<std::int64_t>(seat_work(params, rows).total(), 1);
   if (!has(params.hca.rows)) return run(append_ragged_seat<false>, seat, kSeatBlocksPerSm);
-  allow_shared_bytes(append_ragged_hca, sizeof(HcaStages));
-  run(append_ragged_hca, params.hca_entry_capacity, kHcaBlocksPerSm, sizeof(HcaStages));
-  run(append_ragged_seat<true>, seat, kHcaBlocksPerSm, sizeof(HcaStages));
+  run(append_ragged_hca, params.hca_entry_capacity + rows, kHcaBlocksPerSm,
+      kHcaGroups * sizeof(HcaStages), kHcaThreads);
+  run(append_ragged_seat<true>, seat, kSeatBlocksPerSmWithHca);
 }
 
 void load_ragged_append_kernels() {

@@ -4,11 +4,11 @@
 // entry is the job's. A thread reads what it has copied itself: no barrier.
 #pragma once
 
-#include <quire/kernels/async_copy.cuh>
-#include <quire/kernels/pool.cuh>
-
 #include <cstddef>
 #include <cstdint>
+
+#include <quire/kernels/async_copy.cuh>
+#include <quire/kernels/pool.cuh>
 
 namespace quire::cuda {
 
@@ -27,8 +27,6 @@ struct alignas(kLineBytes) C4Stage {
 // input and of the state each of one type.
 template <class P, ElementType kInput, ElementType kState, class Stage>
 struct C4Half {
-  static constexpr int kInputBytes = static_cast<int>(bytes_of(kInput)) * P::kPerThread;
-  static constexpr int kStateBytes = static_cast<int>(bytes_of(kState)) * P::kPerThread;
   static constexpr int kToScores = 2 * P::kDim;  // elements from a row's values to its scores
 
   // Sends window rows [begin, begin + 4); the first `from_state` rows of the window come from
@@ -51,7 +49,7 @@ struct C4Half {
 
   // Folds window rows from kBegin on. No row is a branch.
   template <int kBegin>
-  __device__ static void fold(Folds<P::kPerThread>& folds, bool starts, int from_state,
+  __device__ static void fold(Folds<P::kPerThread>& folds, int from_state,
                               const typename P::Values (&bias)[kC4Window], const Stage& stage) {
     typename P::Values value[kC4HalfRows], score[kC4HalfRows];
 #pragma unroll
@@ -61,8 +59,7 @@ struct C4Half {
     }
 #pragma unroll
     for (int i = 0; i < kC4HalfRows; ++i) {
-      fold_row<false>(folds, i == 0 && (kBegin == 0 || starts), score[i], bias[kBegin + i],
-                      value[i]);
+      fold_row<false>(folds, kBegin + i == 0, score[i], bias[kBegin + i], value[i]);
     }
   }
 
@@ -88,7 +85,8 @@ struct C4Half {
 //   Entry            with live(), first (window row that starts the fold) and from_state
 //   Half             a C4Half
 //   next()           the entry behind the last one; not live behind the end
-//   send(entry, begin, stage)    nothing where the entry is not live
+//   send(entry, begin, stage)    of what next() gave last, where it is live: from its first half on
+//   prepare(entry)   in front of the folds: loads that finish() needs
 //   finish(entry, folds)
 // Entries and their end are the same for all threads that finish() brings together.
 template <class Job, class Values, class Stage>
@@ -105,14 +103,13 @@ __device__ void stream_c4_entries(Job& job, const Values (&bias)[kC4Window], Sta
   while (entry.live()) {
     const typename Job::Entry next = job.next();
     send(next, 0, *third);
-    typename Job::FoldsOfThread folds{};
+    auto folds = empty_folds<Job::P::kPerThread>();
     wait_for_copies<2>();
-    if (entry.first() == 0) {
-      Half::template fold<0>(folds, true, entry.from_state(), bias, *first);
-    }
+    job.prepare(entry);
+    if (entry.first() == 0) Half::template fold<0>(folds, entry.from_state(), bias, *first);
     send(next, kC4HalfRows, *first);
     wait_for_copies<2>();
-    Half::template fold<kC4HalfRows>(folds, entry.first() != 0, entry.from_state(), bias, *second);
+    Half::template fold<kC4HalfRows>(folds, entry.from_state(), bias, *second);
     job.finish(entry, folds);
     entry = next;
     Stage* read = second;
@@ -120,6 +117,7 @@ __device__ void stream_c4_entries(Job& job, const Values (&bias)[kC4Window], Sta
     first = third;
     third = read;
   }
+  wait_for_copies<0>();
 }
 
 }  // namespace quire::cuda

@@ -181,7 +181,6 @@ class PoolEntries {
   static constexpr int kElement = static_cast<int>(bytes_of(kType));
   using Stage = C4Stage<kThreads, kPerThread * kElement>;
   using Half = C4Half<P, kType, kType, Stage>;
-  using FoldsOfThread = Folds<kPerThread>;
 
   struct Entry {
     PlanRecord record;
@@ -209,9 +208,12 @@ class PoolEntries {
                });
   }
 
-  __device__ void finish(const Entry& entry, const FoldsOfThread& folds) const {
+  __device__ void prepare(const Entry&) const {}
+
+  __device__ void finish(const Entry& entry, const Folds<kPerThread>& folds) const {
     store_rounded(params_.output_type, params_.output,
-                  std::int64_t{entry.record.ragged_id} * kDim + P::channel(), pooled(folds));
+                  std::int64_t{entry.record.ragged_id} * kDim + P::channel(),
+                  pooled_together(folds));
   }
 
  private:

@@ -123,6 +123,10 @@ struct Fold {
 
 QUIRE_HOST_DEVICE inline Fold fold_first(float score, float value) { return {score, 1.0f, value}; }
 
+// Before the first token, so that the first need not be told from the others: fold_next<false> then
+// gives the bits of fold_first, or NaN alike.
+QUIRE_HOST_DEVICE inline Fold fold_none() { return {from_bits(0xFF800000u), 0.0f, -0.0f}; }
+
 // SPEC 3.7 has two exponentials, x and y. At least one of old.m and score equals m, and counts 1;
 // or m is NaN, and both exponentials are the same NaN. So one is computed, of the other.
 template <bool kWithNan = true>
@@ -142,6 +146,27 @@ QUIRE_HOST_DEVICE inline float fold_entry(const Fold& fold) { return div(fold.a,
 // number of rows but one is NaN.
 QUIRE_HOST_DEVICE inline float fold_entry_without_nan(const Fold& fold) {
   return is_nan(fold.m) ? from_bits(kNanBits) : fold_entry(fold);
+}
+
+// The quotient of a fold by products alone, for threads that divide several side by side: each
+// divide is a branch. z is in [1, 128]. Its reciprocal is rounded correctly but for a mantissa of
+// ones, so what the division leaves corrects the quotient to the nearest, as long as that loses no
+// bits to underflow.
+QUIRE_HOST_DEVICE inline bool is_plain_quotient(float a, float z) {
+  constexpr std::uint32_t kLeast = 0x0D800000u;  // 2^-100
+  return (bits(a) & 0x7FFFFFFFu) - kLeast < kInfBits - kLeast && (~bits(z) & 0x7FFFFFu) != 0;
+}
+QUIRE_HOST_DEVICE inline float plain_reciprocal(float z) {
+  float r = from_bits(0x7EF311C7u - bits(z));  // within a tenth, which each step squares
+  r = fma(fma(-z, r, 1.0f), r, r);
+  r = fma(fma(-z, r, 1.0f), r, r);
+  r = fma(fma(-z, r, 1.0f), r, r);
+  return fma(fma(-z, r, 1.0f), r, r);
+}
+QUIRE_HOST_DEVICE inline float plain_quotient(float a, float z) {
+  const float r = plain_reciprocal(z);
+  const float q = mul(a, r);
+  return fma(fma(-z, q, a), r, q);
 }
 
 // 1 / rms from the tree sum of squares over 1/d = `inverse_dim`.
