@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include <quire/runtime/device_cache.h>
@@ -20,6 +21,14 @@ struct ServedRequest {
   std::span<const PageId> pages;
 };
 
+// A request as it takes its seat. The prompt follows from the seed; the request stops by itself at
+// `tokens_max` tokens in the cache.
+struct SeatRequest {
+  std::uint32_t seed;
+  std::int64_t prompt_tokens;
+  std::int64_t tokens_max = std::numeric_limits<std::int32_t>::max();
+};
+
 class ServingModel {
  public:
   virtual ~ServingModel() = default;
@@ -27,9 +36,8 @@ class ServingModel {
   // Binds every layer and both RoPE tables.
   virtual void bind(DeviceCache& cache) const = 0;
 
-  // In stream order: the seat belongs to a request whose prompt follows from this seed.
-  virtual void begin_request(SeatId seat, std::uint32_t seed, std::int64_t prompt_tokens,
-                             StreamView stream) = 0;
+  // In stream order: the seat belongs to this request.
+  virtual void begin_request(SeatId seat, const SeatRequest& request, StreamView stream) = 0;
 
   // One whole step: plan, for every layer its rows and its append, sampling, commit. May be
   // captured.

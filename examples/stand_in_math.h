@@ -1,6 +1,6 @@
-// The arithmetic of the stand-in model, for host and device: tokens and input rows as integer hashes
-// of request, position and layer. It costs nothing, so that a run shows the cache, and any row can
-// be made again for verification.
+// The arithmetic of the stand-in model, for host and device: tokens and input rows as integer
+// hashes of request, position and layer. It costs nothing, so that a run shows the cache, and any
+// row can be made again for verification.
 #pragma once
 
 #include <bit>
@@ -28,14 +28,27 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t next_token(std::uint32_t token, std::i
   return mix(token + 0x9E3779B9u * static_cast<std::uint32_t>(position + 1));
 }
 
+// Of the token at a position: what is drafted there if the draft is refused.
+QUIRE_HOST_DEVICE constexpr std::uint32_t wrong_token(std::uint32_t token) {
+  return mix(token ^ 0x517CC1B7u);
+}
+
+// Whether a draft at a position would be right; so it is for a share of `acceptance` of them.
+QUIRE_HOST_DEVICE constexpr bool draft_is_right(std::uint32_t seed, std::int32_t position,
+                                                float acceptance) {
+  const std::uint32_t hash =
+      mix(mix(seed ^ 0x2545F491u) ^ mix(static_cast<std::uint32_t>(position)));
+  return static_cast<float>(hash >> 8) * 0x1p-24f < acceptance;
+}
+
 enum class RowPart : std::uint32_t { kWindow, kCsa, kIndexer, kHca };
 
 // Of one input row: everything but the channel.
 QUIRE_HOST_DEVICE constexpr std::uint32_t row_key(std::uint32_t token, std::int32_t position,
                                                   std::int32_t layer, RowPart part) {
-  return mix(token ^ mix(static_cast<std::uint32_t>(position) +
-                         mix(static_cast<std::uint32_t>(layer) * 4 +
-                             static_cast<std::uint32_t>(part))));
+  return mix(token ^
+             mix(static_cast<std::uint32_t>(position) +
+                 mix(static_cast<std::uint32_t>(layer) * 4 + static_cast<std::uint32_t>(part))));
 }
 
 // In [-4, 4): an integer times a power of two, the same bits everywhere.

@@ -38,7 +38,12 @@ StandInParams carve_arrays(Carver& carver, const Limits& limits) {
   StandInParams arrays;
   arrays.seat_seed = carver.take<std::uint32_t>(limits.seats_max);
   arrays.seat_prompt_tokens = carver.take<std::int32_t>(limits.seats_max);
+  arrays.seat_tokens_max = carver.take<std::int32_t>(limits.seats_max);
   arrays.seat_next_token = carver.take<std::uint32_t>(limits.seats_max);
+  arrays.seat_first_token = carver.take<std::uint32_t>(limits.seats_max);
+  arrays.kept = carver.take<std::int32_t>(limits.rows_max);
+  arrays.stop = carver.take<std::uint8_t>(limits.rows_max);
+  arrays.pass_positions = carver.take<std::int32_t>(limits.draft_max * limits.rows_max);
   arrays.window = carver.take<std::uint16_t>(limits.tokens_max * 512);
   arrays.csa = carver.take<float>(limits.tokens_max * 2048);
   arrays.indexer = carver.take<float>(limits.tokens_max * 512);
@@ -56,10 +61,29 @@ std::int64_t bytes_needed(const ModelSpec& spec, const Limits& limits) {
   return carver.used();
 }
 
+void rows_host(const StandInParams& params) {
+  const auto fill = [&](const RowToken& row, RowPart part, std::int32_t width, auto* out,
+                        auto element) {
+    const std::uint32_t key = row_key(row.token, row.position, params.layer, part);
+    for (std::int32_t c = 0; c < width; ++c) out[c] = element(row, key, c);
+  };
+  for (std::int32_t t = 0; t < params.shape.tokens; ++t) {
+    const RowToken row = token_of_row(params, t);
+    const auto at = static_cast<std::size_t>(t);
+    fill(row, RowPart::kWindow, 512, params.window + at * 512, row_element_bf16);
+    if (params.kind == LayerKind::kCsa) {
+      fill(row, RowPart::kCsa, 2048, params.csa + at * 2048, row_element);
+      fill(row, RowPart::kIndexer, 512, params.indexer + at * 512, row_element);
+    } else if (params.kind == LayerKind::kHca) {
+      fill(row, RowPart::kHca, 1024, params.hca + at * 1024, row_element);
+    }
+  }
+}
+
 }  // namespace
 
 StandInModel::StandInModel(Backend& backend, const ModelSpec& spec, const Limits& limits,
-                           Stream& stream)
+                           Stream& stream, float draft_acceptance)
     : backend_(&backend),
       spec_(spec),
       limits_(limits),
@@ -67,6 +91,9 @@ StandInModel::StandInModel(Backend& backend, const ModelSpec& spec, const Limits
       memory_(pool_, bytes_needed(spec, limits), stream) {
   Carver carver(memory_.data());
   arrays_ = carve_arrays(carver, limits);
+  arrays_.draft_acceptance = draft_acceptance;
+  arrays_.draft_max = static_cast<std::int32_t>(limits.draft_max);
+  arrays_.rows_max = limits.rows_max;
   const auto place = [&](const std::vector<float>& values) -> const float* {
     if (values.empty()) return nullptr;
     float* to = carver.take<float>(static_cast<std::int64_t>(values.size()));
@@ -107,43 +134,84 @@ void StandInModel::bind(DeviceCache& cache) const {
   }
 }
 
-void StandInModel::begin_request(SeatId seat, std::uint32_t seed, std::int64_t prompt_tokens,
-                                 StreamView stream) {
-  const auto prompt = static_cast<std::int32_t>(prompt_tokens);
+void StandInModel::begin_request(SeatId seat, const SeatRequest& request, StreamView stream) {
 #ifdef QUIRE_WITH_CUDA
   if (!stream.is_host()) {
-    stand_in_begin_cuda(arrays_, seat.value, seed, prompt, stream.cuda());
+    begin_stand_in_cuda(arrays_, seat, request, stream.cuda());
     return;
   }
 #endif
-  stream.host()->enqueue([arrays = arrays_, seat, seed, prompt] {
-    arrays.seat_seed[seat.value] = seed;
-    arrays.seat_prompt_tokens[seat.value] = prompt;
+  stream.host()->enqueue([arrays = arrays_, seat, request] {
+    begin_seat(arrays, seat.value, request.seed, static_cast<std::int32_t>(request.prompt_tokens),
+               static_cast<std::int32_t>(request.tokens_max));
   });
+}
+
+void StandInModel::run(StandInOp op, const StandInParams& params, StreamView stream) const {
+#ifdef QUIRE_WITH_CUDA
+  if (!stream.is_host()) {
+    run_stand_in_cuda(op, params, stream.cuda());
+    return;
+  }
+#endif
+  stream.host()->enqueue([op, params] { run_stand_in_host(op, params); });
 }
 
 void StandInModel::enqueue_step(DeviceCache& cache, PlanBufferId buffer, StepShape shape,
                                 StreamView stream) const {
-  const auto run = [&](const StandInParams& params, bool sample) {
-#ifdef QUIRE_WITH_CUDA
-    if (!stream.is_host()) {
-      sample ? stand_in_sample_cuda(params, stream.cuda())
-             : stand_in_rows_cuda(params, stream.cuda());
-      return;
-    }
-#endif
-    stream.host()->enqueue(
-        [params, sample] { sample ? stand_in_sample_host(params) : stand_in_rows_host(params); });
-  };
-
   StandInParams params = arrays_;
   params.shape = shape;
   params.views = cache.views(buffer);
   cache.enqueue_plan(buffer, stream);
+  enqueue_layers(cache, buffer, params, LayerGroup::kTarget, stream);
+  run(StandInOp::kSample, params, stream);
+  if (shape.is_decode()) {
+    StopRowsParams stop;
+    stop.rows = shape.rows;
+    stop.tokens_per_row = shape.tokens_per_row;
+    stop.tokens_stride = shape.tokens_per_row;
+    stop.records = cache.plan_buffer(buffer).rows;
+    stop.length_limit = arrays_.seat_tokens_max;
+    stop.kept = arrays_.kept;
+    stop.stop = arrays_.stop;
+    backend_->stop_rows(stop, Pdl::kOff, stream);
+    cache.enqueue_commit(buffer, arrays_.kept, arrays_.stop, stream);
+  } else {
+    cache.enqueue_commit(buffer, nullptr, nullptr, stream);
+  }
+  if (spec_.draft_layers > 0) enqueue_draft_layers(cache, buffer, params, stream);
+}
+
+// The draft layers follow with what was kept; then each pass goes one draft further.
+void StandInModel::enqueue_draft_layers(DeviceCache& cache, PlanBufferId buffer,
+                                        StandInParams params, StreamView stream) const {
+  PlanInputs extension{LayerGroup::kDraft};
+  if (params.shape.is_decode()) extension.row_tokens = arrays_.kept;
+  params.stage = StandInStage::kExtend;
+  cache.enqueue_plan(buffer, stream, extension);
+  enqueue_layers(cache, buffer, params, LayerGroup::kDraft, stream);
+  cache.enqueue_commit(buffer, nullptr, nullptr, stream);
+  const std::int32_t passes = params.shape.tokens_per_row - 2;  // the extension gives a draft too
+  if (passes <= 0) return;
+  run(StandInOp::kPasses, params, stream);
+  params.stage = StandInStage::kPass;
+  params.shape = StepShape::decode(params.shape.rows);
+  for (std::int32_t pass = 0; pass < passes; ++pass) {
+    cache.enqueue_plan(buffer, stream,
+                       {.group = LayerGroup::kDraft,
+                        .tokens_per_row = 1,
+                        .positions = arrays_.pass_positions + pass * limits_.rows_max});
+    enqueue_layers(cache, buffer, params, LayerGroup::kDraft, stream);
+  }
+}
+
+void StandInModel::enqueue_layers(DeviceCache& cache, PlanBufferId buffer, StandInParams params,
+                                  LayerGroup group, StreamView stream) const {
   for (std::size_t layer = 0; layer < spec_.layers.size(); ++layer) {
     params.layer = static_cast<std::int32_t>(layer);
     params.kind = spec_.layers[layer];
-    run(params, false);
+    if (spec_.group_of(LayerId(params.layer)) != group) continue;
+    run(StandInOp::kRows, params, stream);
     AppendInputs inputs;
     inputs.window.data = params.window;
     if (params.kind == LayerKind::kCsa) {
@@ -154,8 +222,6 @@ void StandInModel::enqueue_step(DeviceCache& cache, PlanBufferId buffer, StepSha
     }
     cache.append(LayerId(params.layer), buffer, inputs, stream);
   }
-  run(params, true);
-  cache.enqueue_commit(buffer, nullptr, nullptr, stream);
 }
 
 std::int64_t StandInModel::wait_to_verify(const DeviceCache& cache, Stream& stream,
@@ -171,27 +237,9 @@ const std::vector<float>& StandInModel::rope(RopeGroup group) const {
   return rope_[static_cast<std::size_t>(group)];
 }
 
-void stand_in_rows_host(const StandInParams& params) {
-  const auto fill = [&](const RowToken& row, RowPart part, std::int32_t width, auto* out,
-                        auto element) {
-    const std::uint32_t key = row_key(row.token, row.position, params.layer, part);
-    for (std::int32_t c = 0; c < width; ++c) out[c] = element(row, key, c);
-  };
-  for (std::int32_t t = 0; t < params.shape.tokens; ++t) {
-    const RowToken row = token_of_row(params, t);
-    const auto at = static_cast<std::size_t>(t);
-    fill(row, RowPart::kWindow, 512, params.window + at * 512, row_element_bf16);
-    if (params.kind == LayerKind::kCsa) {
-      fill(row, RowPart::kCsa, 2048, params.csa + at * 2048, row_element);
-      fill(row, RowPart::kIndexer, 512, params.indexer + at * 512, row_element);
-    } else if (params.kind == LayerKind::kHca) {
-      fill(row, RowPart::kHca, 1024, params.hca + at * 1024, row_element);
-    }
-  }
-}
-
-void stand_in_sample_host(const StandInParams& params) {
-  for (std::int32_t row = 0; row < params.shape.rows; ++row) sample_row(params, row);
+void run_stand_in_host(StandInOp op, const StandInParams& params) {
+  if (op == StandInOp::kRows) return rows_host(params);
+  for (std::int32_t row = 0; row < params.shape.rows; ++row) run_for_row(op, params, row);
 }
 
 }  // namespace quire::serving

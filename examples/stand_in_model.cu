@@ -37,15 +37,15 @@ __global__ void rows_kernel(const __grid_constant__ StandInParams params) {
   }
 }
 
-__global__ void sample_kernel(const __grid_constant__ StandInParams params) {
+__global__ void batch_rows_kernel(const __grid_constant__ StandInParams params, StandInOp op) {
   const auto row = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (row < params.shape.rows) sample_row(params, row);
+  if (row < params.shape.rows) run_for_row(op, params, row);
 }
 
-__global__ void begin_kernel(std::uint32_t* seed_of, std::int32_t* prompt_of, std::int32_t seat,
-                             std::uint32_t seed, std::int32_t prompt_tokens) {
-  seed_of[seat] = seed;
-  prompt_of[seat] = prompt_tokens;
+__global__ void begin_kernel(const __grid_constant__ StandInParams params, std::int32_t seat,
+                             std::uint32_t seed, std::int32_t prompt_tokens,
+                             std::int32_t tokens_max) {
+  begin_seat(params, seat, seed, prompt_tokens, tokens_max);
 }
 
 void check_launch(const char* what) {
@@ -57,21 +57,22 @@ void check_launch(const char* what) {
 
 }  // namespace
 
-void stand_in_rows_cuda(const StandInParams& params, CUstream_st* stream) {
-  rows_kernel<<<static_cast<unsigned>(params.shape.tokens), kThreads, 0, stream>>>(params);
-  check_launch("rows_kernel");
-}
-
-void stand_in_sample_cuda(const StandInParams& params, CUstream_st* stream) {
+void run_stand_in_cuda(StandInOp op, const StandInParams& params, CUstream_st* stream) {
+  if (op == StandInOp::kRows) {
+    rows_kernel<<<static_cast<unsigned>(params.shape.tokens), kThreads, 0, stream>>>(params);
+    check_launch("rows_kernel");
+    return;
+  }
   const int blocks = (params.shape.rows + kThreads - 1) / kThreads;
-  sample_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
-  check_launch("sample_kernel");
+  batch_rows_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params, op);
+  check_launch("batch_rows_kernel");
 }
 
-void stand_in_begin_cuda(const StandInParams& params, std::int32_t seat, std::uint32_t seed,
-                         std::int32_t prompt_tokens, CUstream_st* stream) {
-  begin_kernel<<<1, 1, 0, stream>>>(params.seat_seed, params.seat_prompt_tokens, seat, seed,
-                                    prompt_tokens);
+void begin_stand_in_cuda(const StandInParams& params, SeatId seat, const SeatRequest& request,
+                         CUstream_st* stream) {
+  begin_kernel<<<1, 1, 0, stream>>>(params, seat.value, request.seed,
+                                    static_cast<std::int32_t>(request.prompt_tokens),
+                                    static_cast<std::int32_t>(request.tokens_max));
   check_launch("begin_kernel");
 }
 

@@ -27,9 +27,11 @@ std::string median_and_p99(const Latencies& latencies) {
                 " ms");
 }
 
-std::string of_total(std::int64_t part, std::int64_t total) {
-  return concat(part, " of ", total);
+double ratio(std::int64_t part, std::int64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
 }
+
+std::string of_total(std::int64_t part, std::int64_t total) { return concat(part, " of ", total); }
 
 }  // namespace
 
@@ -60,15 +62,19 @@ std::string table_of(const ServerStatistics& s, const Limits& limits, const Cach
   row("time per output token, median / p99", median_and_p99(s.next_token));
   row("prefill steps", concat(s.prefill_steps));
   row("decode steps, all replayed", concat(s.decode_steps));
+  row("decode steps a visit", fixed(ratio(s.decode_steps, s.decode_visits), 0));
+  row("drafts accepted, a batch row and step", fixed(s.drafts_accepted(), 2));
   row("replays per shape (batch rows: count)", replays);
+  const std::chrono::duration<double> waited = s.host_waited;
+  row("host waits for the device", fixed(100 * waited.count() / seconds, 0) + " % of the time");
   row("padded batch rows", concat(s.padded_rows));
   row("seats, most at once", of_total(s.seats_peak, limits.seats_max));
   row("pages, most at once", of_total(s.pages_peak, limits.pages));
   row("preemptions", concat(s.preemptions));
   row("admissions that had to wait", concat(s.admissions_delayed));
-  row("memory: pages / seats / scratch", concat(mebibytes(bytes.pages), " / ",
-                                                mebibytes(bytes.seats), " / ",
-                                                mebibytes(bytes.scratch)));
+  row("memory: pages / seats / scratch",
+      concat(mebibytes(bytes.pages), " / ", mebibytes(bytes.seats), " / ",
+             mebibytes(bytes.scratch)));
   row("requests verified", concat(s.requests_verified));
   row("bytes verified", concat(s.bytes_verified));
   return table.str();
@@ -87,8 +93,8 @@ void ProgressBar::show(const ServerStatistics& s) {
       static_cast<std::size_t>(kWidth * s.requests_finished / std::max<std::int64_t>(1, requests_));
   const std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
   const std::string line =
-      concat("[", bar, "] ", s.requests_finished, " of ", requests_, " requests, ",
-             s.prompt_tokens, " prompt and ", s.output_tokens, " output tokens");
+      concat("[", bar, "] ", s.requests_finished, " of ", requests_, " requests, ", s.prompt_tokens,
+             " prompt and ", s.output_tokens, " output tokens");
   std::fprintf(stderr, terminal_ ? "\r%s" : "%s\n", line.c_str());
   std::fflush(stderr);
   drawn_ = true;

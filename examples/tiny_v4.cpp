@@ -1,3 +1,4 @@
+// The weights and the memory of tiny_v4: made once from the seed, in one piece, at fixed addresses.
 #include "examples/tiny_v4.h"
 
 #include <cmath>
@@ -9,16 +10,13 @@
 
 #include "examples/carver.h"
 #include "examples/stand_in_math.h"
+#include "examples/tiny_v4_drafts.h"
 #ifdef QUIRE_WITH_CUDA
 #include "examples/tiny_v4_gemms.h"
 #endif
 
 namespace quire::serving {
 namespace {
-
-RopeGroup group_of(LayerKind kind) {
-  return kind == LayerKind::kSliding ? RopeGroup::kSliding : RopeGroup::kCompressing;
-}
 
 // Makes weights from a seed, one key per array, and copies each to its place. A maker without a
 // backend only measures.
@@ -108,7 +106,27 @@ TinyV4Weights make_weights(WeightMaker& maker, const ModelSpec& spec, std::int64
     weights.rope[static_cast<std::size_t>(group)] = maker.rope(group, context_max);
   }
   for (const LayerKind kind : spec.layers) make_layer(maker, kind, config, weights);
+  if (spec.draft_layers > 0) {
+    weights.draft_hidden_norm = maker.vector(config.hidden, 1.0f, 0.1f);
+    weights.draft_token_norm = maker.vector(config.hidden, 1.0f, 0.1f);
+    weights.draft_input = maker.matrix(2 * std::int64_t{config.hidden}, config.hidden);
+  }
   return weights;
+}
+
+TinyV4Drafts carve_drafts(Carver& carver, const Limits& limits, const TinyV4Config& config) {
+  const std::int64_t positions = limits.seats_max * (limits.context_max + 1);
+  TinyV4Drafts drafts;
+  drafts.seat_tokens_max = carver.take<std::int32_t>(limits.seats_max);
+  drafts.seat_count = carver.take<std::int32_t>(limits.seats_max);
+  drafts.drafted = carver.take<std::int32_t>(positions);
+  drafts.truth = carver.take<std::int32_t>(positions);
+  drafts.input = carver.take<float>(round_up(limits.tokens_max, kGemmRows) * 2 * config.hidden);
+  drafts.row_tokens = carver.take<std::int32_t>(limits.rows_max);
+  drafts.kept = carver.take<std::int32_t>(limits.rows_max);
+  drafts.stop = carver.take<std::uint8_t>(limits.rows_max);
+  drafts.pass_positions = carver.take<std::int32_t>(limits.draft_max * limits.rows_max);
+  return drafts;
 }
 
 TinyV4Arrays carve_arrays(Carver& carver, const Limits& limits, const TinyV4Config& config) {
@@ -128,6 +146,7 @@ TinyV4Arrays carve_arrays(Carver& carver, const Limits& limits, const TinyV4Conf
   arrays.logits = carver.take<float>(rows * config.vocabulary);
   arrays.picks = carver.take<std::int32_t>(rows * config.index_topk);
   arrays.workspace = carver.take<std::byte>(kGemmWorkspaceBytes);
+  arrays.drafts = carve_drafts(carver, limits, config);
   return arrays;
 }
 
@@ -193,44 +212,9 @@ TinyV4::TinyV4(Backend& backend, const ModelSpec& spec, const Limits& limits, St
       for (const Gemm& gemm : gemms_of(layer, 0)) gemms_->prepare(gemm);
     }
     gemms_->prepare(head_gemm(0));
+    if (spec.draft_layers > 0) gemms_->prepare(draft_gemm(0));
   }
 #endif
-}
-
-Gemm TinyV4::head_gemm(std::int64_t rows) const {
-  return {arrays_.normed, config_.hidden, weights_.head,      arrays_.logits, config_.vocabulary,
-          rows,           config_.hidden, config_.vocabulary, false};
-}
-
-std::array<Gemm, 3> TinyV4::gemms_of(const TinyV4Layer& layer, std::int64_t rows) const {
-  const Gemm projections{arrays_.normed,
-                         config_.hidden,
-                         layer.projections,
-                         arrays_.projected,
-                         config_.projected_stride(),
-                         rows,
-                         config_.hidden,
-                         static_cast<std::int32_t>(config_.projected_width(layer.kind)),
-                         false};
-  const Gemm queries{arrays_.q_low,
-                     config_.q_rank,
-                     layer.queries,
-                     arrays_.queries,
-                     config_.query_stride(),
-                     rows,
-                     config_.q_rank,
-                     static_cast<std::int32_t>(config_.query_width(layer.kind)),
-                     false};
-  const Gemm output{arrays_.attended,
-                    config_.attended_width(),
-                    layer.output,
-                    arrays_.x,
-                    config_.hidden,
-                    rows,
-                    static_cast<std::int32_t>(config_.attended_width()),
-                    config_.hidden,
-                    true};
-  return {projections, queries, output};
 }
 
 void TinyV4::bind(DeviceCache& cache) const {
@@ -242,127 +226,23 @@ void TinyV4::bind(DeviceCache& cache) const {
   }
 }
 
-void TinyV4::begin_request(SeatId seat, std::uint32_t seed, std::int64_t prompt_tokens,
-                           StreamView stream) {
-  const auto prompt = static_cast<std::int32_t>(prompt_tokens);
+void TinyV4::begin_request(SeatId seat, const SeatRequest& request, StreamView stream) {
 #ifdef QUIRE_WITH_CUDA
   if (!stream.is_host()) {
-    begin_request_cuda(arrays_, seat.value, seed, prompt, stream.cuda());
+    begin_request_cuda(arrays_, seat, request, stream.cuda());
     return;
   }
 #endif
-  stream.host()->enqueue([arrays = arrays_, seat, seed, prompt] {
-    arrays.seat_seed[seat.value] = seed;
-    arrays.seat_prompt_tokens[seat.value] = prompt;
-  });
+  stream.host()->enqueue(
+      [arrays = arrays_, seat, request] { begin_seat(arrays, seat.value, begun_of(request)); });
 }
 
-TinyV4Step TinyV4::make_step(const DeviceCache& cache, PlanBufferId buffer, StepShape shape) const {
-  TinyV4Step step;
-  step.config = config_;
-  step.arrays = arrays_;
-  step.shape = shape;
-  step.views = cache.views(buffer);
-  step.context_max = limits_.context_max;
-  step.window_ring_tokens = cache.window_ring_tokens();
-  step.draft_max = limits_.draft_max;
-  step.embedding = weights_.embedding;
-  step.window_scratch = cache.window_scratch(buffer);
-  step.norm_eps = cache.options().norm_eps;
-  step.hadamard = cache.options().hadamard;
-  return step;
-}
-
-void TinyV4::point_at_layer(TinyV4Step& step, const DeviceCache& cache, LayerId layer) const {
-  step.layer = weights_.layers[static_cast<std::size_t>(layer.value)];
-  step.rope = weights_.rope[static_cast<std::size_t>(group_of(step.layer.kind))].values;
-  step.window_ring = cache.window_ring(layer);
-  if (step.layer.kind == LayerKind::kCsa) {
-    step.compressed = cache.csa_pages(layer);
-    step.keys = cache.indexer_pages(layer);
-  } else if (step.layer.kind == LayerKind::kHca) {
-    step.compressed = cache.hca_pages(layer);
-  }
-}
-
-AppendInputs TinyV4::rows_of(const TinyV4Step& step) const {
-  const auto part = [&](std::int64_t at) {
-    return AppendInputs::Rows{arrays_.projected + at, config_.projected_stride()};
-  };
-  AppendInputs inputs;
-  inputs.window = part(0);
-  if (step.layer.kind == LayerKind::kCsa) {
-    inputs.csa = part(config_.compressor_at());
-    inputs.indexer = part(config_.indexer_at());
-  } else if (step.layer.kind == LayerKind::kHca) {
-    inputs.hca = part(config_.compressor_at());
-  }
-  return inputs;
-}
-
-void TinyV4::enqueue_step(DeviceCache& cache, PlanBufferId buffer, StepShape shape,
-                          StreamView stream) const {
-  TinyV4Step step = make_step(cache, buffer, shape);
-  // Rows do not know of each other, so the host may leave the padding out.
-  const std::int64_t rows = stream.is_host() ? shape.tokens : step.padded_tokens();
-  const auto normalise_x = [&](const float* weight) {
-    normalise({arrays_.x, config_.hidden, arrays_.normed, config_.hidden, weight, rows,
-               config_.hidden, step.norm_eps},
-              stream);
-  };
-  cache.enqueue_plan(buffer, stream);
-  run(TinyV4Op::kEmbed, step, stream);
-  for (std::size_t i = 0; i < weights_.layers.size(); ++i) {
-    const LayerId layer(static_cast<std::int32_t>(i));
-    point_at_layer(step, cache, layer);
-    const auto [projections, queries, output] = gemms_of(step.layer, rows);
-    normalise_x(step.layer.norm);
-    multiply(projections, stream);
-    normalise({arrays_.projected + kHeadDim, config_.projected_stride(), arrays_.q_low,
-               config_.q_rank, step.layer.q_norm, rows, config_.q_rank, step.norm_eps},
-              stream);
-    multiply(queries, stream);
-    run(TinyV4Op::kQueries, step, stream);
-    cache.append(layer, buffer, rows_of(step), stream);
-    // Reads the window scratch, which all layers share: before the next layer's append.
-    if (step.layer.kind == LayerKind::kCsa) run(TinyV4Op::kSelect, step, stream);
-    run(TinyV4Op::kAttend, step, stream);
-    multiply(output, stream);
-  }
-  normalise_x(weights_.final_norm);
-  multiply(head_gemm(rows), stream);
-  run(TinyV4Op::kSample, step, stream);
-  cache.enqueue_commit(buffer, nullptr, nullptr, stream);
-}
-
-void TinyV4::run(TinyV4Op op, const TinyV4Step& step, StreamView stream) const {
-#ifdef QUIRE_WITH_CUDA
-  if (!stream.is_host()) {
-    run_cuda(op, step, stream.cuda());
-    return;
-  }
-#endif
-  stream.host()->enqueue([op, step] { run_host(op, step); });
-}
-
-void TinyV4::normalise(const NormRows& norm, StreamView stream) const {
-#ifdef QUIRE_WITH_CUDA
-  if (!stream.is_host()) {
-    normalise_rows_cuda(norm, stream.cuda());
-    return;
-  }
-#endif
-  stream.host()->enqueue([norm] { normalise_rows_host(norm); });
-}
-
-void TinyV4::multiply(const Gemm& gemm, StreamView stream) const {
-#ifdef QUIRE_WITH_CUDA
-  if (!stream.is_host()) {
-    gemms_->enqueue(gemm, stream.cuda());
-    return;
-  }
-#endif
-  stream.host()->enqueue([gemm] { multiply_host(gemm); });
+void TinyV4::set_truth(SeatId seat, std::span<const std::int32_t> tokens, StreamView stream) {
+  QUIRE_CHECK(static_cast<std::int64_t>(tokens.size()) <= limits_.context_max + 1,
+              "TinyV4::set_truth: ", tokens.size(), " tokens; context_max is ",
+              limits_.context_max);
+  backend_->copy(arrays_.drafts.truth + seat.value * (limits_.context_max + 1), tokens.data(),
+                 static_cast<std::int64_t>(tokens.size_bytes()), stream);
 }
 
 }  // namespace quire::serving

@@ -4,7 +4,7 @@
 
 #include <quire/runtime/base/errors.h>
 
-#include "examples/tiny_v4_math.h"
+#include "examples/tiny_v4_drafts.h"
 
 namespace quire::serving {
 namespace {
@@ -378,13 +378,36 @@ __global__ void sample_kernel(const __grid_constant__ TinyV4Step step) {
     const std::uint64_t key = __shfl_xor_sync(kAll, best, other);
     best = key > best ? key : best;
   }
-  if (lane == 0) place_token(step, t, entry_of_key(best));
+  if (lane == 0) place_sample(step, t, entry_of_key(best));
+}
+
+// --- Drafts: one thread per batch row, or one block per input row ---
+
+__global__ void row_tokens_kernel(const __grid_constant__ TinyV4Step step) {
+  const auto r = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (r < step.shape.rows) step.arrays.drafts.row_tokens[r] = tokens_to_try(step, r);
+}
+
+__global__ void accept_kernel(const __grid_constant__ TinyV4Step step) {
+  const auto r = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (r < step.shape.rows) accept_row(step, r);
+}
+
+__global__ void draft_input_kernel(const __grid_constant__ TinyV4Step step) {
+  const std::int64_t t = blockIdx.x;
+  const std::int64_t hidden = step.config.hidden;
+  const std::int32_t token = token_behind(step, t);
+  const float* from = token < 0 ? nullptr : step.arrays.x + hidden_row(step, t) * hidden;
+  float* input = step.arrays.drafts.input + t * 2 * hidden;
+  for (std::int64_t c = threadIdx.x; c < hidden; c += blockDim.x) {
+    input[c] = token < 0 ? 0.0f : from[c];
+    input[hidden + c] = token < 0 ? 0.0f : step.embedding[token * hidden + c];
+  }
 }
 
 __global__ void begin_kernel(const __grid_constant__ TinyV4Arrays arrays, std::int32_t seat,
-                             std::uint32_t seed, std::int32_t prompt_tokens) {
-  arrays.seat_seed[seat] = seed;
-  arrays.seat_prompt_tokens[seat] = prompt_tokens;
+                             BegunSeat begun) {
+  begin_seat(arrays, seat, begun);
 }
 
 void check_launch(const char* what) {
@@ -401,7 +424,11 @@ unsigned blocks_of(std::int64_t count) { return static_cast<unsigned>(count); }
 void run_cuda(TinyV4Op op, const TinyV4Step& step, CUstream_st* stream) {
   const unsigned tokens = blocks_of(step.shape.tokens);
   const unsigned padded = blocks_of(step.padded_tokens());
+  const unsigned rows = blocks_of(ceil_div<std::int64_t>(step.shape.rows, kThreads));
   switch (op) {
+    case TinyV4Op::kRowTokens:
+      row_tokens_kernel<<<rows, kThreads, 0, stream>>>(step);
+      return check_launch("row_tokens_kernel");
     case TinyV4Op::kEmbed:
       embed_kernel<<<padded, kThreads, 0, stream>>>(step);
       return check_launch("embed_kernel");
@@ -418,6 +445,12 @@ void run_cuda(TinyV4Op op, const TinyV4Step& step, CUstream_st* stream) {
       sample_kernel<<<blocks_of(ceil_div<std::int64_t>(tokens, kWarps)), kThreads, 0, stream>>>(
           step);
       return check_launch("sample_kernel");
+    case TinyV4Op::kAccept:
+      accept_kernel<<<rows, kThreads, 0, stream>>>(step);
+      return check_launch("accept_kernel");
+    case TinyV4Op::kDraftInput:
+      draft_input_kernel<<<padded, kThreads, 0, stream>>>(step);
+      return check_launch("draft_input_kernel");
   }
 }
 
@@ -427,9 +460,9 @@ void normalise_rows_cuda(const NormRows& norm, CUstream_st* stream) {
   check_launch("normalise_kernel");
 }
 
-void begin_request_cuda(const TinyV4Arrays& arrays, std::int32_t seat, std::uint32_t seed,
-                        std::int32_t prompt_tokens, CUstream_st* stream) {
-  begin_kernel<<<1, 1, 0, stream>>>(arrays, seat, seed, prompt_tokens);
+void begin_request_cuda(const TinyV4Arrays& arrays, SeatId seat, const SeatRequest& request,
+                        CUstream_st* stream) {
+  begin_kernel<<<1, 1, 0, stream>>>(arrays, seat.value, begun_of(request));
   check_launch("begin_kernel");
 }
 

@@ -2,6 +2,7 @@
 // dims, random weights from a seed. Its tokens come from attention over Quire's pages: the window
 // and the compressed entries are read as they are stored. Logits of a request are the same bits in
 // any batch, chunking or graph: every operation works on one input row in a fixed order.
+// Layers of the draft group (ModelSpec::draft_layers) draft for it, as an MTP layer does.
 #pragma once
 
 #include <array>
@@ -23,6 +24,15 @@ inline constexpr std::int32_t kHeadsMax = 8;
 inline constexpr std::int32_t kTopkMax = 128;
 inline constexpr std::int64_t kGemmWorkspaceBytes = 4 << 20;
 
+// Drafts of random weights are hardly ever right. For tests and benchmarks, tokens that the request
+// is known to generate (TinyV4::set_truth) are tried in their place, some of them wrong, a random
+// count of them in each step. Which, follows from the seed, the request's seed and the position.
+struct DraftsFromTruth {
+  bool on = false;
+  float wrong = 0.25f;  // share of the drafts
+  std::uint32_t seed = 1;
+};
+
 struct TinyV4Config {
   std::int32_t hidden = 256;       // a multiple of 64
   std::int32_t heads = 4;          // at most kHeadsMax
@@ -30,7 +40,9 @@ struct TinyV4Config {
   std::int32_t indexer_heads = 4;  // at most kHeadsMax
   std::int32_t index_topk = 64;    // CSA entries that a token attends to: 64 or 128
   std::int32_t vocabulary = 512;   // a multiple of 64
+  std::int32_t end_token = -1;     // a request that generates it stops in front of it
   std::uint32_t seed = 1;
+  DraftsFromTruth drafts_from_truth;
 
   void check() const;  // UsageError
 
@@ -66,9 +78,27 @@ struct TinyV4Weights {
   const float* embedding = nullptr;   // [vocabulary, hidden]
   const float* final_norm = nullptr;  // [hidden]
   const float* head = nullptr;        // [hidden, vocabulary]
+  // What comes in front of the draft layers; they share embedding, final norm and head.
+  const float* draft_hidden_norm = nullptr;  // [hidden]
+  const float* draft_token_norm = nullptr;   // [hidden]
+  const float* draft_input = nullptr;        // [2 x hidden, hidden]
   std::vector<TinyV4Layer> layers;
   std::vector<LayerBinding> bindings;
   RopeTable rope[2];  // by RopeGroup, [context_max, 32, 2]
+};
+
+// What drafting keeps from step to step, by seat; and what one operation of a step leaves for the
+// next, by batch row.
+struct TinyV4Drafts {
+  std::int32_t* seat_tokens_max = nullptr;  // [seats] the request stops at this length
+  std::int32_t* seat_count = nullptr;       // [seats] drafts that stand behind the next token
+  std::int32_t* drafted = nullptr;          // [seats, context_max + 1] by position
+  std::int32_t* truth = nullptr;            // [seats, context_max + 1] by position
+  float* input = nullptr;                   // [tokens, 2 x hidden] hidden state, then embedding
+  std::int32_t* row_tokens = nullptr;       // [rows] the sure token and the drafts behind it
+  std::int32_t* kept = nullptr;             // [rows] 0: inert
+  std::uint8_t* stop = nullptr;             // [rows]
+  std::int32_t* pass_positions = nullptr;   // [draft_max, rows_max] of the draft passes
 };
 
 // What the model keeps. Rows are padded to whole tiles of kGemmRows.
@@ -88,6 +118,14 @@ struct TinyV4Arrays {
   float* logits = nullptr;            // [tokens, vocabulary]
   std::int32_t* picks = nullptr;      // [tokens, index_topk] ascending, -1 behind
   std::byte* workspace = nullptr;     // of the GEMMs
+  TinyV4Drafts drafts;
+};
+
+// Which of a step's plans an operation belongs to.
+enum class TinyV4Stage : std::int32_t {
+  kTarget,  // the step's tokens through the target layers
+  kExtend,  // what was kept of them through the draft layers
+  kPass,    // one drafted token of each batch row through the draft layers
 };
 
 // One layer of one step, for every operation.
@@ -96,8 +134,16 @@ struct TinyV4Step {
   TinyV4Arrays arrays;
   TinyV4Layer layer;
   StepShape shape;
+  TinyV4Stage stage = TinyV4Stage::kTarget;
+  // First draft pass: tokens per batch row of the step, in whose rows the hidden states still
+  // stand.
+  std::int32_t extended_tokens_per_row = 0;
   PlanViews views;
+  const std::int32_t* row_seats = nullptr;     // [rows] as applied; -1: padding
+  const std::int32_t* row_tokens = nullptr;    // [rows] as applied
+  const std::int32_t* seat_lengths = nullptr;  // [seats] of the target group, as committed
   std::int64_t context_max = 0;
+  std::int64_t rows_max = 0;
   std::int64_t window_ring_tokens = 0;
   std::int64_t draft_max = 0;
   const float* embedding = nullptr;  // [vocabulary, hidden]
@@ -115,11 +161,14 @@ struct TinyV4Step {
 };
 
 enum class TinyV4Op {
-  kEmbed,    // x
-  kQueries,  // norm, RoPE and Hadamard on the queries, in place
-  kSelect,   // the indexer's scores and the best entries: picks
-  kAttend,   // attended
-  kSample,   // the likeliest token of every row, ties to the lower id
+  kRowTokens,   // how many tokens each batch row tries
+  kEmbed,       // x
+  kQueries,     // norm, RoPE and Hadamard on the queries, in place
+  kSelect,      // the indexer's scores and the best entries: picks
+  kAttend,      // attended
+  kSample,      // the likeliest token of every input row, ties to the lower id
+  kAccept,      // what each batch row keeps, and whether it stops
+  kDraftInput,  // hidden states and the embeddings of the tokens behind them
 };
 
 struct NormRows {
@@ -153,8 +202,8 @@ void multiply_host(const Gemm& gemm);
 #ifdef QUIRE_WITH_CUDA
 void run_cuda(TinyV4Op op, const TinyV4Step& step, CUstream_st* stream);
 void normalise_rows_cuda(const NormRows& norm, CUstream_st* stream);
-void begin_request_cuda(const TinyV4Arrays& arrays, std::int32_t seat, std::uint32_t seed,
-                        std::int32_t prompt_tokens, CUstream_st* stream);
+void begin_request_cuda(const TinyV4Arrays& arrays, SeatId seat, const SeatRequest& request,
+                        CUstream_st* stream);
 #endif
 class PinnedGemms;  // tiny_v4_gemms.h
 
@@ -165,8 +214,12 @@ class TinyV4 : public ServingModel {
          const TinyV4Config& config = {});
 
   void bind(DeviceCache& cache) const override;
-  void begin_request(SeatId seat, std::uint32_t seed, std::int64_t prompt_tokens,
-                     StreamView stream) override;
+  void begin_request(SeatId seat, const SeatRequest& request, StreamView stream) override;
+  // In a decode step a batch row tries its sure token and the drafts behind it, as many as there
+  // are and have room, keeps those that the model would have generated itself, and drafts anew;
+  // such rows have their prompts behind them, and one token less of lookahead than drafts. A ragged
+  // step keeps all its tokens. A batch row stops whose request then has all the tokens it may have,
+  // or its end token next.
   void enqueue_step(DeviceCache& cache, PlanBufferId buffer, StepShape shape,
                     StreamView stream) const override;
   // Computes the request again alone, from its whole prefix, with a cache of its own: the greedy
@@ -184,6 +237,9 @@ class TinyV4 : public ServingModel {
                                             Stream& stream) const;
   // Says which tokens follow the prompt, as if they had been generated. Blocks.
   void wait_to_set_history(SeatId seat, std::span<const std::int32_t> tokens, Stream& stream);
+  // In stream order: what the seat's request will generate, by position (DraftsFromTruth). `tokens`
+  // stay valid until the stream has passed.
+  void set_truth(SeatId seat, std::span<const std::int32_t> tokens, StreamView stream);
 
  private:
   struct Replica;
@@ -193,7 +249,17 @@ class TinyV4 : public ServingModel {
   // The GEMMs of a layer in order, projections, queries and output, and that of the logits.
   std::array<Gemm, 3> gemms_of(const TinyV4Layer& layer, std::int64_t rows) const;
   Gemm head_gemm(std::int64_t rows) const;
+  Gemm draft_gemm(std::int64_t rows) const;
   AppendInputs rows_of(const TinyV4Step& step) const;
+  void enqueue_layers(DeviceCache& cache, PlanBufferId buffer, TinyV4Step step, LayerGroup group,
+                      StreamView stream) const;
+  void enqueue_logits(const TinyV4Step& step, StreamView stream) const;
+  void enqueue_extension(DeviceCache& cache, PlanBufferId buffer, TinyV4Step step,
+                         StreamView stream) const;
+  void enqueue_passes(DeviceCache& cache, PlanBufferId buffer, TinyV4Step step,
+                      StreamView stream) const;
+  void enqueue_draft_layers(DeviceCache& cache, PlanBufferId buffer, const TinyV4Step& step,
+                            const PlanInputs& plan, StreamView stream) const;
   void run(TinyV4Op op, const TinyV4Step& step, StreamView stream) const;
   void normalise(const NormRows& norm, StreamView stream) const;
   void multiply(const Gemm& gemm, StreamView stream) const;

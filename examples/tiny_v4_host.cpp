@@ -10,7 +10,7 @@
 #include <quire/kernels/host/entry.h>
 #include <quire/kernels/host/float_environment.h>
 
-#include "examples/tiny_v4_math.h"
+#include "examples/tiny_v4_drafts.h"
 
 namespace quire::serving {
 namespace {
@@ -327,7 +327,21 @@ void sample(const TinyV4Step& step) {
     if (step.views.token_batch_row[t] < 0) continue;
     const float* logits = step.arrays.logits + t * vocabulary;
     const float* best = std::max_element(logits, logits + vocabulary);  // the first of several
-    place_token(step, t, static_cast<std::int32_t>(best - logits));
+    place_sample(step, t, static_cast<std::int32_t>(best - logits));
+  }
+}
+
+void draft_input(const TinyV4Step& step) {
+  const std::int64_t hidden = step.config.hidden;
+  for (std::int64_t t = 0; t < step.padded_tokens(); ++t) {
+    const std::int32_t token = token_behind(step, t);
+    float* input = step.arrays.drafts.input + t * 2 * hidden;
+    if (token < 0) {
+      std::fill_n(input, 2 * hidden, 0.0f);
+      continue;
+    }
+    std::copy_n(step.arrays.x + hidden_row(step, t) * hidden, hidden, input);
+    std::copy_n(step.embedding + token * hidden, hidden, input + hidden);
   }
 }
 
@@ -352,6 +366,11 @@ void normalise_rows_host(const NormRows& norm) {
 void run_host(TinyV4Op op, const TinyV4Step& step) {
   const host::FloatEnvironment environment;
   switch (op) {
+    case TinyV4Op::kRowTokens:
+      for (std::int32_t r = 0; r < step.shape.rows; ++r) {
+        step.arrays.drafts.row_tokens[r] = tokens_to_try(step, r);
+      }
+      return;
     case TinyV4Op::kEmbed:
       return embed(step);
     case TinyV4Op::kQueries:
@@ -362,6 +381,11 @@ void run_host(TinyV4Op op, const TinyV4Step& step) {
       return attend(step);
     case TinyV4Op::kSample:
       return sample(step);
+    case TinyV4Op::kAccept:
+      for (std::int32_t r = 0; r < step.shape.rows; ++r) accept_row(step, r);
+      return;
+    case TinyV4Op::kDraftInput:
+      return draft_input(step);
   }
 }
 

@@ -27,14 +27,6 @@ QUIRE_HOST_DEVICE inline std::int32_t token_at(const TinyV4Step& step, std::int3
   return step.arrays.history[seat * (step.context_max + 1) + position];
 }
 
-// Token of an input row, or -1 where nothing lives.
-QUIRE_HOST_DEVICE inline std::int32_t token_of_row(const TinyV4Step& step, std::int64_t t) {
-  if (t >= step.shape.tokens) return -1;
-  const std::int32_t batch_row = step.views.token_batch_row[t];
-  if (batch_row < 0) return -1;
-  return token_at(step, step.views.row_seat[batch_row], step.views.positions[t]);
-}
-
 // What one token attends to: `window` positions up to its own, then `compressed` entries.
 struct Attended {
   bool from_scratch;            // the window lies in the scratch, else in the ring
@@ -112,20 +104,6 @@ QUIRE_HOST_DEVICE inline std::uint64_t rank_key(float score, std::int32_t entry)
 }
 QUIRE_HOST_DEVICE inline std::int32_t entry_of_key(std::uint64_t key) {
   return static_cast<std::int32_t>(~static_cast<std::uint32_t>(key));
-}
-
-// What the likeliest token of input row t means: it comes after the row's position, and is the next
-// input where the prompt is over and the row is the last of its batch row.
-QUIRE_HOST_DEVICE inline void place_token(const TinyV4Step& step, std::int64_t t,
-                                          std::int32_t token) {
-  const std::int32_t batch_row = step.views.token_batch_row[t];
-  const std::int32_t seat = step.views.row_seat[batch_row];
-  const std::int32_t next = step.views.positions[t] + 1;
-  const std::int64_t at = seat * (step.context_max + 1) + next;
-  step.arrays.predicted[at] = token;
-  if (next == step.views.row_length[batch_row] && next >= step.arrays.seat_prompt_tokens[seat]) {
-    step.arrays.history[at] = token;
-  }
 }
 
 }  // namespace quire::serving

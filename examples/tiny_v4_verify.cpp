@@ -1,10 +1,10 @@
 // Verification of tiny_v4: the request alone, from its whole prefix, in a cache of its own. What
 // was served in chunks, in batches and from captured graphs must have the same tokens and bytes.
 #include <algorithm>
-#include <cstring>
 
 #include <quire/runtime/base/errors.h>
 
+#include "examples/live_bytes.h"
 #include "examples/tiny_v4.h"
 
 namespace quire::serving {
@@ -23,111 +23,6 @@ Limits replica_limits(const Limits& served) {
   limits.draft_max = served.draft_max;
   return limits;
 }
-
-// Where a request lives in a cache.
-struct Place {
-  const DeviceCache& cache;
-  SeatId seat;
-  std::span<const PageId> pages;
-};
-
-// The bytes of one layer that a reader may still see, in canonical order.
-class LiveBytes {
- public:
-  LiveBytes(const Place& place, Stream& stream, std::int64_t tokens)
-      : place_(place), stream_(stream), tokens_(tokens) {}
-
-  std::vector<std::byte> of_layer(LayerId layer) {
-    bytes_.clear();
-    add_window(place_.cache.window_ring(layer));
-    switch (place_.cache.spec().layers[static_cast<std::size_t>(layer.value)]) {
-      case LayerKind::kCsa:
-        add_entries(place_.cache.csa_pages(layer), kCsaRule, true);
-        add_entries(place_.cache.indexer_pages(layer), kCsaRule, false);
-        add_csa_state(place_.cache.csa_state(layer), 4 * kHeadDim);
-        add_csa_state(place_.cache.indexer_state(layer), 4 * kIndexerDim);
-        break;
-      case LayerKind::kHca:
-        add_entries(place_.cache.hca_pages(layer), kHcaRule, true);
-        add_hca_state(place_.cache.hca_state(layer));
-        break;
-      case LayerKind::kSliding:
-        break;
-    }
-    return bytes_;
-  }
-
- private:
-  std::vector<std::byte> fetch(const void* from, std::int64_t bytes) const {
-    std::vector<std::byte> to(static_cast<std::size_t>(bytes));
-    place_.cache.backend().copy(to.data(), from, bytes, stream_);
-    stream_.wait();
-    return to;
-  }
-
-  void add(const std::byte* from, std::int64_t bytes) {
-    bytes_.insert(bytes_.end(), from, from + bytes);
-  }
-
-  void add_main(const EntryPool& page, std::int64_t at) {
-    add(page.main_data(at), kMainDataBytes);
-    add(page.main_scales(at), kMainScaleBytes);
-  }
-
-  void add_window(const EntryPool& ring) {
-    const std::int64_t ring_tokens = place_.cache.window_ring_tokens();
-    const std::int64_t first = place_.seat.value * ring_tokens;
-    const std::int64_t bytes = ring_tokens / ring.entries_per_page * ring.page_stride_bytes;
-    std::vector<std::byte> copy = fetch(ring.page_of(first), bytes);
-    const EntryPool found =
-        make_entry_pool(copy.data(), ring.page_stride_bytes, ring.entries_per_page);
-    for (std::int64_t p = std::max<std::int64_t>(0, tokens_ - 128); p < tokens_; ++p) {
-      add_main(found, p % ring_tokens);
-    }
-  }
-
-  void add_entries(const EntryPool& pool, CompressionRule rule, bool main) {
-    const std::int64_t per_page = pool.entries_per_page;
-    const std::int64_t page_bytes = main ? main_page_bytes(per_page) : indexer_page_bytes(per_page);
-    const std::int64_t entries = tokens_ / rule.ratio;
-    for (std::int64_t first = 0; first < entries; first += per_page) {
-      const std::int64_t page = place_.pages[static_cast<std::size_t>(first / per_page)].value;
-      std::vector<std::byte> copy = fetch(pool.page_of(page * per_page), page_bytes);
-      const EntryPool found = make_entry_pool(copy.data(), page_bytes, pool.entries_per_page);
-      for (std::int64_t at = 0; at < std::min(per_page, entries - first); ++at) {
-        if (main) {
-          add_main(found, at);
-        } else {
-          add(found.indexer_values(at), kIndexerDim);
-          add(found.indexer_scale(at), kIndexerScaleBytes);
-        }
-      }
-    }
-  }
-
-  void add_csa_state(const float* state, std::int64_t width) {
-    const std::int64_t ring = place_.cache.csa_ring_tokens();
-    const std::int64_t row_bytes = width * 4;
-    const auto copy = fetch(state + place_.seat.value * ring * width, ring * row_bytes);
-    const std::int64_t oldest = std::max<std::int64_t>(0, round_down<std::int64_t>(tokens_, 4) - 4);
-    for (std::int64_t p = oldest; p < tokens_; ++p) {
-      add(copy.data() + p % ring * row_bytes, row_bytes);
-    }
-  }
-
-  void add_hca_state(const float* state) {
-    if (tokens_ % kHcaRule.ratio == 0) return;  // nothing is under way
-    const std::int64_t banks = place_.cache.hca_banks();
-    const std::int64_t bank = place_.seat.value * banks + tokens_ % banks;
-    const auto copy = fetch(state + bank * 3 * kHeadDim, 3 * kHeadDim * 4);
-    add(copy.data(), static_cast<std::int64_t>(copy.size()));
-  }
-
-  const Place& place_;
-  Stream& stream_;
-  std::int64_t tokens_;
-  std::vector<std::byte> bytes_;
-};
 
 }  // namespace
 
@@ -207,7 +102,7 @@ RequestId TinyV4::Replica::wait_to_prefill(const ServedRequest& request,
   Ledger& ledger = cache.ledger();
   const RequestId id = ledger.admit(request.tokens, request.tokens).value();
   const SeatId seat = ledger.info(id).seat;
-  model.begin_request(seat, request.seed, request.prompt_tokens, stream);
+  model.begin_request(seat, {request.seed, request.prompt_tokens}, stream);
   model.wait_to_set_history(seat, served, stream);
   for (std::int64_t done = 0; done < request.tokens;) {
     const auto tokens = static_cast<std::int32_t>(
@@ -240,14 +135,12 @@ std::int64_t TinyV4::Replica::compare(RequestId id, const ServedRequest& request
     }
   }
   std::int64_t bytes = 4 * (request.tokens - request.prompt_tokens + 1);
-  const Place there{served_cache, request.seat, request.pages};
-  const Place here{cache.device(), seat, cache.ledger().pages_of(id)};
-  LiveBytes found(there, stream, request.tokens);
-  LiveBytes expected(here, stream, request.tokens);
+  const CachedRequest there{served_cache, request.seat, request.pages, request.tokens};
+  const CachedRequest here{cache.device(), seat, cache.ledger().pages_of(id), request.tokens};
   for (std::size_t i = 0; i < cache.device().spec().layers.size(); ++i) {
     const LayerId layer(static_cast<std::int32_t>(i));
-    const std::vector<std::byte> live = expected.of_layer(layer);
-    if (found.of_layer(layer) != live) {
+    const std::vector<std::byte> live = wait_for_live_bytes(here, layer, stream);
+    if (wait_for_live_bytes(there, layer, stream) != live) {
       throw Error(concat("request ", request.number, ", layer ", layer.value, ": the cache holds ",
                          "other bytes than a cache that saw this request alone"));
     }
