@@ -1,4 +1,5 @@
-// How fast do the single operations store, fold and gather, at the sizes of a long prefill?
+// How fast do the single operations store, fold and gather, at the sizes of a long prefill? And
+// what does it cost to zero pages and seats on their way to new owners?
 //
 // Each operation has as many sets of input and output as it takes that no byte is touched again
 // before three times the L2 of other traffic; a figure is the difference between graphs of 33
@@ -17,6 +18,7 @@
 
 #include <quire/planner/plan_rule.h>
 #include <quire/runtime/base/errors.h>
+#include <quire/runtime/device_cache.h>
 
 #include "benchmarks/support/bf16_rows.h"
 #include "benchmarks/support/program.h"
@@ -329,6 +331,41 @@ void measure_compress(Report& report, Backend& backend, const Stream& stream) {
   }
 }
 
+// An update that gives 64 seats and 64 pages of V4-Flash to new owners: what `clear_on_reuse` adds
+// to it. Updates cannot be captured: without the option, the figure is the host's.
+void measure_clear_on_reuse(Report& report, Backend& backend, const Stream& stream) {
+  constexpr std::int32_t kOwners = 64;
+  Limits limits;
+  limits.seats_max = limits.rows_max = limits.tokens_max = limits.pages = kOwners;
+  limits.context_max = kPageTokens;
+  for (const bool clears : {true, false}) {
+    DeviceCacheOptions options;
+    options.clear_on_reuse = clears;
+    DeviceCache cache(backend, ModelSpec::deepseek_v4_flash(), limits, options);
+    StepUpdate update(limits);
+    StepId id = 0;
+    const auto apply = [&] {
+      update.start(id++, PlanBufferId(0), StepShape::decode(kOwners), 1);
+      for (std::int32_t i = 0; i < kOwners; ++i) {
+        update.add(BatchRowUpdate{i, 1, 1, BatchRowUpdate::kNewOwner});
+      }
+      for (std::int32_t i = 0; i < kOwners; ++i) update.add(CellUpdate{i, 0, i});
+      update.seal();
+      cache.apply(update, stream);
+    };
+    const CacheBytes bytes = cache.bytes();
+    report.add(
+        {clears ? "apply, 64 new owners, clear_on_reuse" : "apply, 64 new owners",
+         "owners",
+         kOwners,
+         time_of_eager(apply, stream),
+         {},
+         clears ? std::optional(static_cast<double>(bytes.seats + bytes.pages)) : std::nullopt,
+         {},
+         {}});
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -340,5 +377,6 @@ int main(int argc, char** argv) {
                       measure_gather_indexer(report, backend, stream);
                       measure_translate_picks(report, backend, stream);
                       measure_compress(report, backend, stream);
+                      measure_clear_on_reuse(report, backend, stream);
                     });
 }

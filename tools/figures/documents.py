@@ -34,7 +34,7 @@ def plot_block(plot, results, document):
 def block(name, results, document):
     """The text of a block: a table by its name, a program's without bench_, or plot:NAME."""
     kinds = {"machine": tables.machine, "ceilings": tables.ceilings, "targets": tables.targets,
-             "headline": tables.headline}
+             "headline": tables.headline, "serving": tables.serving}
     plots = {f"plot:{plot.name}": plot for plot in series.PLOTS}
     if name in kinds:
         return kinds[name](results)

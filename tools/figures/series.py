@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 DECODE, STEP, IN_SITU = "bench_decode_chain", "bench_step", "bench_in_situ"
 PLANNER, PREFILL = "bench_planner", "bench_prefill"
+SERVING = "bench_serving"
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,12 @@ class Plot:
     x_label: str
     curves: tuple
     rate: bool = False  # TB/s, beside the ceiling of a copy
+    inverse: bool = False  # how often the time fits into a second
+    unit: str = "µs"
 
     @property
     def y_label(self):
-        return "TB/s" if self.rate else "µs"
+        return "TB/s" if self.rate else self.unit
 
 
 PLOTS = (
@@ -50,6 +53,9 @@ PLOTS = (
     Plot("prefill_over_tokens", "Prefill of one layer", "tokens",
          (Curve(PREFILL, "tokens", r"((?:CSA|HCA|window)(?: and indexer)? (?:parts?|layer))",
                 r"\1"),), rate=True),
+    Plot("serving_over_steps", "Decode throughput of the serving loop, 64 requests",
+         "steps a visit", (Curve(SERVING, "steps a visit", r"decode, (\d+ drafts)", r"\1"),),
+         inverse=True, unit="tokens per second"),
 )
 
 
@@ -57,7 +63,12 @@ class NoFigure(Exception):
     """A program was measured, but has no figure by a name that the documents know."""
 
 
-def points_of(curve, report, rate):
+def per_second(figure):
+    """(low, middle, high): the slowest has the lowest rate."""
+    return tuple(1e6 / figure[key] for key in ("p90_us", "median_us", "p10_us"))
+
+
+def points_of(curve, report, rate, inverse=False):
     """label -> points by size, of the figures that the curve names."""
     found = {}
     for figure in report["figures"]:
@@ -69,6 +80,8 @@ def points_of(curve, report, rate):
         if rate:  # the slowest has the lowest rate
             best = figure["TB_per_s"]
             low, middle, high = best * middle / high, best, best * middle / low
+        if inverse:
+            low, middle, high = per_second(figure)
         point = [figure["size"], round(low, 4), round(middle, 4), round(high, 4)]
         found.setdefault(label, []).append(point)
     return {label: sorted(points) for label, points in found.items()}
@@ -83,7 +96,7 @@ def data_of(plot, results):
         if block is None:
             continue
         measured = True
-        points = points_of(curve, block["report"], plot.rate)
+        points = points_of(curve, block["report"], plot.rate, plot.inverse)
         if not points:
             raise NoFigure(f"{curve.program} has no figure named {curve.pattern} over {curve.axis}"
                            f" for the plot {plot.name}; tools/figures/series.py has the names")

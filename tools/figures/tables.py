@@ -114,6 +114,23 @@ def targets(results):
         ["figure", "median", "to reach", "reached"], rows)
 
 
+def serving(results):
+    """A line for each figure of the serving loop: tokens per second, as its readers count."""
+    block = results["programs"].get(series.SERVING)
+    if block is None:
+        return NOT_MEASURED
+    rows = []
+    for figure in block["report"]["figures"]:
+        low, middle, high = series.per_second(figure)
+        rows.append([figure["name"], f"{figure['size']:,}",
+                     f"{number(middle)} ({number(low)}–{number(high)})",
+                     f"{figure['median_us']:.3f}", figure.get("note", "")])
+    found = table(["what", "steps a visit", "tokens per second (p10–p90)", "µs a token", "remarks"],
+                  rows, ["---", "---:", "---:", "---:", "---"])
+    remarks = "\n".join(f"- {note}" for note in block["report"].get("notes", []))
+    return found + ("\n\n" + remarks if remarks else "")
+
+
 # --- README ---
 
 def figure_of(results, program, name, size):
