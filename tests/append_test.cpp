@@ -13,6 +13,7 @@
 #include <quire/runtime/device_cache.h>
 
 #include "tests/support/device_array.h"
+#include "tests/support/plan_fixture.h"
 #include "tests/support/test_backend.h"
 
 using namespace quire;
@@ -109,9 +110,7 @@ class Layer {
     const DeviceArray<TokenRecord> records(backend_, stream_, plan.tokens);
     const DeviceArray<PlanRecord> entries(backend_, stream_, plan.csa_entries);
     const std::vector<PlanHeader> headers{
-        {plan.shape.rows, plan.shape.tokens_per_row, plan.shape.tokens, 1, 1, 0,
-         static_cast<std::int32_t>(plan.csa_entries.size()), 0, plan.shape.tokens, plan.shape.rows,
-         {}}};
+        test::planned_header(plan.shape, plan.csa_entries.size())};
     const DeviceArray<PlanHeader> header(backend_, stream_, headers);
 
     AppendParams params = common_params();
@@ -249,7 +248,9 @@ class Layer {
   }
 
   static std::vector<DeviceReport> empty_report() {
-    return {{0, 0, 0, 0, 0, 0, DeviceReport::kNoSeat, 0, {}}};
+    DeviceReport report{};
+    report.first_failing_seat = DeviceReport::kNoSeat;
+    return {report};
   }
 
   // What nobody may read is NaN.

@@ -1,7 +1,9 @@
 // Where exact arithmetic takes a shorter way than SPEC 3.7 writes it, the bits are those of the
-// long one: the scale byte without its division, and folds that leave NaN to the end.
+// long one: the scale byte without its division, folds that leave NaN to the end or begin with
+// nothing, and the quotient of a fold without a divide.
 #include <doctest/doctest.h>
 
+#include <bit>
 #include <cfloat>
 #include <cstdint>
 #include <iterator>
@@ -32,6 +34,35 @@ std::int64_t count_different_scales(std::uint32_t first, std::uint32_t last) {
     different += exact::scale_byte(from_bits(u)) != scale_byte_by_division(from_bits(u));
   }
   return different;
+}
+
+// The bits of div where a plain quotient may stand for it; how often it may is counted.
+struct Quotients {
+  std::int64_t plain = 0, different = 0;
+
+  void check(float a, float z) {
+    if (!exact::is_plain_quotient(a, z)) return;
+    ++plain;
+    different += bits(exact::plain_quotient(a, z)) != bits(exact::div(a, z)) ? 1 : 0;
+  }
+};
+
+QUIRE_HOST_FMA_CLONES int count_different_reciprocals() {
+  int different = 0;
+  for (std::uint32_t mantissa = 0; mantissa < kMantissas; ++mantissa) {
+    const float z = from_bits((127u << 23) | mantissa);
+    different += bits(exact::plain_reciprocal(z)) != bits(exact::div(1.0f, z)) ? 1 : 0;
+  }
+  return different;
+}
+
+// 2^-shift modulo an odd number.
+std::uint64_t inverse_power_of_two(int shift, std::uint64_t modulus) {
+  std::uint64_t inverse = 1;
+  for (int i = 0; i < shift; ++i) {
+    inverse = (inverse & 1) != 0 ? (inverse + modulus) >> 1 : inverse >> 1;
+  }
+  return inverse;
 }
 
 // NaN may carry any payload.
@@ -130,4 +161,86 @@ TEST_CASE("folds that leave NaN to the end give the entries of folds that carry 
   // Both kinds, or it would show little.
   CHECK(nan_entries > entries / 20);
   CHECK(nan_entries < entries / 2);
+}
+
+TEST_CASE("a fold that begins with nothing gives the bits of one that begins with its first row") {
+  const auto seed = static_cast<std::uint32_t>(std::random_device{}());
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  Draws scores(random, 3, 30.0f), values(random, 3, 1.0f);
+  int numbers = 0;
+  for (int trial = 0; trial < 200000; ++trial) {
+    const float score = scores.next(), value = values.next();
+    const exact::Fold first = exact::fold_first(score, value);
+    const exact::Fold begun = exact::fold_next<false>(exact::fold_none(), score, value);
+    CAPTURE(bits(score));
+    CAPTURE(bits(value));
+    REQUIRE(same(begun.m, first.m));
+    if (exact::is_nan(score)) continue;  // z and a are undefined
+    REQUIRE(same(begun.z, first.z));
+    REQUIRE(same(begun.a, first.a));
+    ++numbers;
+  }
+  CHECK(numbers > 100000);
+}
+
+// The reciprocal is that of division for all mantissas but one (is_plain_quotient). Then, in units
+// of the quotient's last place, the quotient in front of its last rounding is off by at most 3 x
+// 2^-24; so it is rounded wrongly only where the exact one is as near to the middle of two numbers.
+// For 24-bit integers A and B, that is A 2^s = B M + c with M odd, s = 24 for A >= B, else 25, and
+// |c| <= 6: all of those are tried.
+TEST_CASE("the quotient of a fold without a divide is that of division where it is hardest") {
+  const auto seed = static_cast<std::uint32_t>(std::random_device{}());
+  CAPTURE(seed);
+  constexpr int kFarthest = 6;
+  constexpr std::uint64_t kLeast = kMantissas, kEnd = 2 * kLeast;
+  constexpr std::uint64_t kStep = 5;  // 1 tries all: 4 s
+  Quotients hard;
+  for (std::uint64_t b = kLeast + seed % kStep; b < kEnd; b += kStep) {
+    const int even = std::countr_zero(b);
+    if ((1 << even) > kFarthest) continue;  // c has this factor
+    const auto odd = static_cast<std::int64_t>(b >> even);
+    const float z = from_bits((127u << 23) | static_cast<std::uint32_t>(b - kLeast));
+    for (const int s : {24, 25}) {
+      const auto inverse = static_cast<std::int64_t>(
+          inverse_power_of_two(s - even, static_cast<std::uint64_t>(odd)));
+      const auto least = static_cast<std::int64_t>(s == 24 ? b : kLeast);
+      const auto end = static_cast<std::int64_t>(s == 24 ? kEnd : b);
+      for (int c = -kFarthest; c <= kFarthest; ++c) {
+        if (c == 0 || c % (1 << even) != 0) continue;
+        const std::int64_t residue = ((c >> even) + odd) % odd * inverse % odd;
+        for (std::int64_t a = least + ((residue - least) % odd + odd) % odd; a < end; a += odd) {
+          hard.check(static_cast<float>(a), z);
+        }
+      }
+    }
+  }
+  CHECK(hard.plain > 8'000'000);
+  CHECK(hard.different == 0);
+}
+
+TEST_CASE(
+    "the reciprocal in the quotient of a fold is that of division for every mantissa but one") {
+  CHECK(count_different_reciprocals() == 1);
+  CHECK_FALSE(exact::is_plain_quotient(1.0f, from_bits((128u << 23) - 1)));
+}
+
+TEST_CASE(
+    "the quotient of a fold without a divide is that of division for all that it is taken for") {
+  const auto seed = static_cast<std::uint32_t>(std::random_device{}());
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  Quotients any;
+  for (int trial = 0; trial < 4'000'000; ++trial) {
+    const float z =
+        from_bits((127u << 23) + static_cast<std::uint32_t>(random()) % (7 * kMantissas));
+    any.check(from_bits(static_cast<std::uint32_t>(random())), z);  // a of any size and sign
+    any.check(from_bits(0x0D800000u + static_cast<std::uint32_t>(random()) % 64), z);
+  }
+  CHECK(any.plain > 4'000'000);
+  CHECK(any.different == 0);
+  for (const float a : {0.0f, -0.0f, 0x1p-101f, std::numeric_limits<float>::infinity(),
+                        std::numeric_limits<float>::quiet_NaN()}) {
+    CHECK_FALSE(exact::is_plain_quotient(a, 3.0f));
+  }
 }

@@ -54,9 +54,12 @@ def invented_reports():
                       at_least_TB_per_s=4.5)]
     in_situ = [figure(f"CSA append ({producer}) invented", "batch", batch, 66,
                       note="beside them") for producer in "ab" for batch in batches]
+    serving = [figure(f"decode, {drafts} drafts", "steps a visit", steps, 1.0 + drafts / 4 + steps,
+                      note="the host idles") for drafts in (0, 2) for steps in (1, 4)]
     reports = [report("bench_decode_chain", chain, ceilings=CEILINGS,
                       values={"fused over separate": 0.75}),
                report("bench_step", step), report("bench_planner", plan),
+               report("bench_serving", serving, notes=["of an invented model"]),
                report("bench_in_situ", in_situ, values={"bytes": 1234567}),
                report("bench_prefill", prefill, ceilings=CEILINGS, notes=["an invented note"])]
     return {one["program"]: one for one in reports}
@@ -265,6 +268,14 @@ class Runs(Folder):
             self.assertEqual(run.find_gpu(), ("NVIDIA H200", "580.1"))
 
 
+class Plots(unittest.TestCase):
+    def test_a_plot_of_throughput_shows_how_often_a_time_fits_into_a_second(self):
+        plot, = (plot for plot in series.PLOTS if plot.name == "serving_over_steps")
+        curves = series.data_of(plot, invented_results())["curves"]
+        self.assertEqual(list(curves), ["0 drafts", "2 drafts"])
+        self.assertEqual(curves["2 drafts"][1], [4, 173913.0435, 181818.1818, 186046.5116])
+
+
 class Documents(Folder):
     def setUp(self):
         super().setUp()
@@ -323,6 +334,8 @@ class Documents(Folder):
                      "3 of 5 reached.", "| bench_step | 0123456789ab | 2001-02-03 |",
                      "- fused over separate: 0.75", "- an invented note", "- bytes: 1,234,567",
                      "| CSA append (b) invented | 64 | 66.00 (65.88–66.25) |  | beside them |",
+                     "| decode, 2 drafts | 4 | 181,818 (173,913–186,047) | 5.500 | the host idles |",
+                     "- of an invented model", "](../docs/plots/serving_over_steps.svg)",
                      "](../docs/plots/planner_over_tokens.svg)", tables.NOT_MEASURED):
             self.assertIn(line, page)
 

@@ -16,6 +16,7 @@
 
 #include "tests/support/device_array.h"
 #include "tests/support/npy.h"
+#include "tests/support/plan_fixture.h"
 #include "tests/support/test_backend.h"
 #include "tests/support/test_engine.h"
 
@@ -68,15 +69,8 @@ class Layer {
     const auto first = sequence_.rows.begin() + std::int64_t{length_} * 1024;
     const std::vector<float> input(first, first + std::int64_t{tokens} * 1024);
     const StepShape shape = decode ? StepShape::decode(1, tokens) : StepShape::ragged(1, tokens);
-    PlanHeader header{};
-    header.rows = shape.rows;
-    header.tokens_per_row = shape.tokens_per_row;
-    header.tokens = shape.tokens;
-    header.steps_left = header.steps_at_plan = 1;
-    header.hca_entries = static_cast<std::int32_t>(plan.size()) - 1;  // behind them is padding
-    header.used_tokens = shape.tokens;
-    header.used_rows = shape.rows;
-    const std::vector<PlanHeader> headers{header};
+    // Behind the last entry is padding.
+    const std::vector<PlanHeader> headers{planned_header(shape, 0, plan.size() - 1)};
     const DeviceArray<PlanHeader> header_there(backend_, stream_, headers);
     const DeviceArray<BatchRowRecord> rows_there(backend_, stream_, row_records);
     const DeviceArray<TokenRecord> tokens_there(backend_, stream_, records);

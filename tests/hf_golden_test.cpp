@@ -13,6 +13,7 @@
 
 #include "tests/support/device_array.h"
 #include "tests/support/npy.h"
+#include "tests/support/plan_fixture.h"
 #include "tests/support/test_backend.h"
 
 using namespace quire;
@@ -149,7 +150,8 @@ std::vector<std::uint8_t> append_on_backend(const Golden& golden, BiasOrder orde
   std::int32_t limit = golden.tokens;
   std::int32_t cell = 0;
   std::int32_t stopped = 0;
-  const StepTable table{&length, &limit, &stopped, &cell, 1};
+  std::int32_t owner = 0;
+  const StepTable table{&length, &limit, &stopped, &owner, &cell, 1};
   const PlanGeometry geometry{128, 0, kPageEntries, 2, -1, -1, -1, -1};
   const BatchRowRecord row{0, 0, golden.tokens, 0};
   std::vector<TokenRecord> tokens;
@@ -165,7 +167,8 @@ std::vector<std::uint8_t> append_on_backend(const Golden& golden, BiasOrder orde
   input.insert(input.end(), static_cast<std::size_t>(4 * golden.d), NAN);
   const std::vector<BatchRowRecord> rows{row};
   const std::vector<PlanHeader> headers{
-      {1, 0, golden.tokens + 1, 1, 1, 0, golden.entries, 0, golden.tokens + 1, 1, {}}};
+      test::planned_header(StepShape::ragged(1, golden.tokens + 1),
+                           static_cast<std::size_t>(golden.entries))};
   DeviceArray<PlanHeader> header(backend, stream, headers);
   DeviceArray<BatchRowRecord> row_records(backend, stream, rows);
   DeviceArray<TokenRecord> token_records(backend, stream, tokens);

@@ -10,6 +10,7 @@
 
 #include "tests/support/device_array.h"
 #include "tests/support/npy.h"
+#include "tests/support/plan_fixture.h"
 #include "tests/support/test_backend.h"
 
 using namespace quire;
@@ -56,7 +57,7 @@ std::vector<std::uint8_t> append_entry(const Entry& entry, std::int64_t d,
   }
   DeviceArray<BatchRowRecord> row_records(backend, stream, row);
   DeviceArray<TokenRecord> token_records(backend, stream, records);
-  const std::vector<PlanHeader> headers{{1, tokens, tokens, 1, 1, 0, 0, 0, tokens, 1, {}}};
+  const std::vector<PlanHeader> headers{test::planned_header(StepShape::decode(1, tokens))};
   DeviceArray<PlanHeader> header(backend, stream, headers);
   DeviceArray<DeviceReport> report(backend, stream, 1, 0);
 

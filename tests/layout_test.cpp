@@ -47,13 +47,16 @@ std::vector<MemoryPart> parts_of(const MemoryLayout& layout) {
                 l.indexer_state, l.hca_state});
   }
   const StepTableLayout& t = layout.table;
-  add(parts, {t.length, t.limit, t.stopped, t.page_table});
+  add(parts, {t.length, t.limit, t.stopped, t.owner, t.page_table});
   for (const PlanBufferLayout& b : layout.buffers) {
     add(parts, {b.scratch,
                 b.header,
                 b.report,
                 b.row_seats,
                 b.row_tokens,
+                b.row_owners,
+                b.row_lives,
+                b.results,
                 b.rows,
                 b.tokens,
                 b.csa_entries,
@@ -108,7 +111,9 @@ TEST_CASE("no two parts overlap, each is aligned, and together they are the tota
     limits.draft_max = draw(0, 100);
     limits.tokens_max = draw(limits.draft_max + 1, 3000);
     limits.plan_buffers = draw(1, 4);
-    check_layout(make_memory_layout(spec_of(draw(1, 3), draw(0, 4), draw(0, 4)), limits, {}));
+    ModelSpec spec = spec_of(draw(1, 3), draw(0, 4), draw(0, 4));
+    spec.draft_layers = draw(0, 1);
+    check_layout(make_memory_layout(spec, limits, {}));
   }
 }
 
@@ -145,6 +150,24 @@ TEST_CASE("a seat of a model like V4-Flash keeps the bytes of DESIGN 8") {
   CHECK(state / 64 == 1'720'320);             // 1.72 MB
   CHECK(banks / 64 == 20 * 2 * 3 * 512 * 4);  // 0.25 MB
   CHECK((ring + state + banks) / 64 <= 5'200'000);
+}
+
+TEST_CASE("each seat has a length for each layer group") {
+  Limits limits = some_limits();
+  limits.seats_max = 100;
+  ModelSpec spec = spec_of(1, 1, 1);
+  std::vector<std::byte> arena(1024);
+  const MemoryLayout one = make_memory_layout(spec, limits, {});
+  CHECK(one.table.length.bytes == 512);  // 100 x 4, rounded up
+  CHECK(place_step_table(one, spec, limits, arena.data()).groups == 1);
+  spec.draft_layers = 2;
+  const MemoryLayout two = make_memory_layout(spec, limits, {});
+  CHECK(two.table.length.bytes == 1024);
+  const StepTable table = place_step_table(two, spec, limits, arena.data());
+  CHECK(table.groups == 2);
+  CHECK(table.seats == 100);
+  CHECK(table.length_of(LayerGroup::kTarget) == table.length);
+  CHECK(table.length_of(LayerGroup::kDraft) == table.length + 100);
 }
 
 TEST_CASE("rings follow the drafts and options may only enlarge them") {

@@ -148,7 +148,10 @@ class Lockstep {
       const std::int64_t room = (info.secured_tokens - info.upper_tokens) / repeat;
       const std::int64_t most = std::min(room, decode ? limits_.draft_max + 1 : 200);
       const std::int64_t tokens = chance(1) ? most + 1 : most < 1 ? 0 : in(1, most);
-      rows.push_back({request, static_cast<std::int32_t>(tokens)});
+      const std::int64_t left = info.secured_tokens - info.upper_tokens - tokens * repeat;
+      const std::int64_t ahead = std::clamp<std::int64_t>(left, 0, limits_.draft_max + 1);
+      rows.push_back({request, static_cast<std::int32_t>(tokens),
+                      static_cast<std::int32_t>(chance(1) ? ahead + 1 : in(0, ahead))});
     }
     std::ranges::stable_partition(
         rows, [&](const BatchRow& row) { return row.tokens <= limits_.draft_max + 1; });

@@ -153,6 +153,12 @@ class Harness : public LedgerModel {
                                     : std::min<std::int64_t>(room, shape.tokens / shape.rows);
       const std::int64_t tokens = most < 1 ? 0 : random_.tokens(most);
       rows.push_back({r.id, static_cast<std::int32_t>(tokens)});
+      const std::int64_t left = r.secured - upper(r) - tokens * repeat;
+      if (left > 0 && random_.chance(60)) {
+        rows.back().lookahead_tokens = static_cast<std::int32_t>(
+            random_.chance(50) ? std::min(left, limits_.draft_max + 1)
+                               : random_.in(0, std::min(left, limits_.draft_max + 1)));
+      }
     }
     for (std::size_t i = rows.size(); i > 1; --i) {
       std::swap(rows[i - 1], rows[size(random_.in(0, static_cast<std::int64_t>(i) - 1))]);
@@ -164,6 +170,7 @@ class Harness : public LedgerModel {
     if (rows.empty()) return rows;
     BatchRow& one = rows[size(random_.in(0, static_cast<std::int64_t>(rows.size()) - 1))];
     if (random_.chance(3)) one.tokens += static_cast<std::int32_t>(random_.in(-2, 300));
+    if (random_.chance(3)) one.lookahead_tokens += static_cast<std::int32_t>(random_.in(-2, 3));
     if (random_.chance(2) && !former_.empty()) one.request = former_.back();
     if (random_.chance(2)) rows.push_back(BatchRow(one));
     return rows;
@@ -176,7 +183,9 @@ class Harness : public LedgerModel {
     for (const BatchRow& row : rows) {
       if (!is_live(row.request) || !named.insert(row.request.index).second) return true;
       const ModelRequest& r = live_.at(row.request.index);
-      if (row.tokens < 0 || upper(r) + row.tokens * repeat > r.secured) return true;
+      if (row.tokens < 0 || row.lookahead_tokens < 0) return true;
+      if (row.lookahead_tokens > limits_.draft_max + 1) return true;
+      if (upper(r) + row.tokens * repeat + row.lookahead_tokens > r.secured) return true;
       if (shape.is_decode() && row.tokens > shape.tokens_per_row) return true;
       const bool is_long = row.tokens > limits_.draft_max + 1;
       if (!shape.is_decode() && is_long && repeat > 1) return true;
@@ -190,10 +199,12 @@ class Harness : public LedgerModel {
   void prepare() {
     const bool decode = random_.chance(50);
     const auto rows_room = static_cast<std::int32_t>(random_.in(1, limits_.rows_max));
+    const std::int64_t most_per_row =
+        std::min(limits_.draft_max + 1, limits_.tokens_max / rows_room);
     const StepShape shape =
-        decode ? StepShape::decode(rows_room,
-                                   static_cast<std::int32_t>(random_.in(1, limits_.draft_max + 1)))
-               : StepShape::ragged(rows_room, static_cast<std::int32_t>(limits_.tokens_max));
+        decode
+            ? StepShape::decode(rows_room, static_cast<std::int32_t>(random_.in(1, most_per_row)))
+            : StepShape::ragged(rows_room, static_cast<std::int32_t>(limits_.tokens_max));
     const auto repeat = static_cast<std::int32_t>(
         decode || random_.chance(5) ? random_.in(1, limits_.repeat_max) : 1);
     const std::vector<BatchRow> rows = some_rows(shape, repeat);
@@ -250,6 +261,7 @@ class Harness : public LedgerModel {
         ModelRequest& r = live_.at(row.request.index);
         r.new_owner |= (row.flags & BatchRowUpdate::kNewOwner) != 0;
         r.resume |= (row.flags & BatchRowUpdate::kResume) != 0;
+        r.lookahead = row.lookahead_before;
       }
       for (const LimitUpdate& l : step.update.lowered_limits()) unknown_.insert(l.seat);
       return true;
@@ -393,7 +405,7 @@ TEST_CASE("the ledger does what a naive model says, and a device under it stays 
                         .rows_max = 4,
                         .tokens_max = 900,
                         .context_max = 1500,
-                        .draft_max = few,
+                        .draft_max = seed > 6 ? 220 : few,  // a lookahead of a page, almost
                         .repeat_max = 3,
                         .run_ahead_max = few,
                         .plan_buffers = 2,
@@ -417,8 +429,8 @@ TEST_CASE("the ledger does what a naive model says, and a device under it stays 
         "settle granted",   "settle wrong",  "abandon granted", "abandon wrong",
         "release granted",  "hold granted",  "hold short",      "hold pages granted",
         "hold pages wrong", "drop granted",  "drop wrong",      "sink wrong",
-             "stale wrong",   "reset",           "page given back",
-        "limit lowered"}) {
+        "stale wrong",      "reset",         "page given back", "limit lowered",
+        "lookahead"}) {
     CAPTURE(name);
     CHECK(counts[name] >= 10);  // the test reaches what it is for
   }

@@ -263,6 +263,8 @@ TEST_CASE("a broken invariant is latched: every later call says why, destruction
       {"a page is held more", [](Ledger& l) { LedgerTestAccess::state(l).pages[0].holds = 1; }},
       {"a seat is held more", [](Ledger& l) { LedgerTestAccess::state(l).seats[0].holds = 1; }},
       {"settled <= upper", [](Ledger& l) { LedgerTestAccess::state(l).seats[0].secured = 400; }},
+      {"upper + lookahead", [](Ledger& l) { LedgerTestAccess::state(l).seats[0].lookahead = 1; }},
+      {"settled <= upper", [](Ledger& l) { LedgerTestAccess::state(l).seats[0].lookahead = -1; }},
       {"upper - settled", [](Ledger& l) { LedgerTestAccess::state(l).seats[0].settled = 1; }},
       {"lack cells", [](Ledger& l) { LedgerTestAccess::state(l).seats[0].cells_sent = 0; }},
       {"a limit differs", [](Ledger& l) { LedgerTestAccess::state(l).seats[0].limit_sent = 9; }},

@@ -1,5 +1,6 @@
-// Model specs: the schedules of SPEC 5 layer by layer, slices, and config.json in both spellings,
-// with every kind of bad input refused by field and value.
+// Model specs: the schedules of SPEC 5 layer by layer, and config.json in both spellings, with every
+// kind of bad input refused by field and value. Slices and layer groups are
+// model_spec_groups_test's.
 #include <doctest/doctest.h>
 
 #include <cstdint>
@@ -158,16 +159,6 @@ TEST_CASE("presets share the dims, RoPE and limits of SPEC 5") {
   }
 }
 
-TEST_CASE("MTP layers are data until they are appended") {
-  const ModelSpec flash = ModelSpec::deepseek_v4_flash();
-  const ModelSpec whole = flash.with_mtp_layers();
-  CHECK(whole.layers.size() == 44);
-  CHECK(whole.layers.back() == LayerKind::kSliding);
-  CHECK(whole.mtp_layers.empty());
-  CHECK(whole.with_mtp_layers() == whole);
-  CHECK(flash.count(LayerKind::kSliding) == 2);
-}
-
 // S6
 TEST_CASE("the kind of a draft layer is what the config says, however many layers stand before") {
   const std::pair<int, LayerKind> kinds[] = {
@@ -189,30 +180,6 @@ TEST_CASE("the kind of a draft layer is what the config says, however many layer
         CHECK(spec.slice(static_cast<std::int64_t>(layers) - 2, 2).mtp_layers == spec.mtp_layers);
       }
     }
-  }
-}
-
-TEST_CASE("slices cut the layers for stages of a pipeline; the last keeps the MTP layers") {
-  const ModelSpec pro = ModelSpec::deepseek_v4_pro();
-  std::vector<LayerKind> joined;
-  for (const auto& [first, count] : {std::pair{0, 16}, {16, 15}, {31, 15}, {46, 15}}) {
-    const ModelSpec stage = pro.slice(first, count);
-    CHECK_NOTHROW(stage.check());
-    CHECK(stage.layers.size() == static_cast<std::size_t>(count));
-    CHECK(stage.mtp_layers.size() == (first + count == 61 ? 1 : 0));
-    CHECK(stage.index_topk == 1024);
-    joined.insert(joined.end(), stage.layers.begin(), stage.layers.end());
-  }
-  CHECK(joined == pro.layers);
-  for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{-1, 2},
-                                     {0, 0},
-                                     {60, 2},
-                                     {61, 1},
-                                     {0, 62},
-                                     {2, INT64_MAX},
-                                     {INT64_MAX, 1}}) {
-    const std::string text = refusal([&] { static_cast<void>(pro.slice(first, count)); });
-    CHECK(text.find("layers 0 to 60") != std::string::npos);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstdint>
 #include <fstream>
 #include <numeric>
@@ -13,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include <quire/kernels/host/operations.h>
+#include <quire/planner/divisors.h>
 #include <quire/planner/plan_rule.h>
 
 namespace {
@@ -243,5 +245,39 @@ TEST_CASE("the page bundle leads every row of every event to the page of its tok
         REQUIRE((first ? pages.bundle.write_first_page : pages.index_page) == p / 4);
       }
     }
+  }
+}
+
+TEST_CASE("a prepared divisor divides as the processor does, over its whole range") {
+  const auto equal = [](std::int32_t divisor, std::int64_t number) {
+    if (number < 0 || number > INT32_MAX) return true;
+    const auto n = static_cast<std::int32_t>(number);
+    const quire::Division plain = quire::PlainDivisor{divisor}.divide(n);
+    const quire::Division prepared = quire::prepared_divisor(divisor).divide(n);
+    return prepared.quotient == plain.quotient && prepared.remainder == plain.remainder;
+  };
+  const std::uint32_t seed = std::random_device{}();
+  CAPTURE(seed);
+  std::mt19937 random(seed);
+  std::vector<std::int32_t> divisors;
+  for (std::int32_t d = 1; d <= 4096; ++d) divisors.push_back(d);
+  for (int bit = 12; bit < 31; ++bit) {
+    for (const std::int32_t near : {-1, 0, 1}) divisors.push_back((1 << bit) + near);
+  }
+  for (int i = 0; i < 2000; ++i) divisors.push_back(static_cast<std::int32_t>(random() >> 1) | 1);
+  divisors.push_back(INT32_MAX);
+  // A quotient goes wrong beside a multiple first: some thousand of each divisor, the last among
+  // them, and for what caches have (page entries, rings) all of them.
+  for (const std::int32_t divisor : divisors) {
+    CAPTURE(divisor);
+    const std::int64_t multiples = INT32_MAX / divisor;
+    const bool all = divisor >= 64 && divisor <= 512 && divisor % 64 == 0;
+    const std::int64_t step = all ? 1 : std::max<std::int64_t>(multiples / 1000, 1);
+    bool right = equal(divisor, INT32_MAX) && equal(divisor, 0);
+    for (std::int64_t k = multiples; k >= 0; k -= step) {
+      const std::int64_t at = k * divisor;
+      right = right && equal(divisor, at - 1) && equal(divisor, at) && equal(divisor, at + 1);
+    }
+    REQUIRE(right);
   }
 }

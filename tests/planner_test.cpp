@@ -1,48 +1,40 @@
 // Update, plan and commit of a backend against the reference planner: whole memory images are
 // compared, with poison wherever nobody should write and huge page ids where nobody should read.
+// Layer groups are planner_groups_test's, random steps planner_random_test's.
 // P1, P2 and so on are failures that users of other systems met (docs/RELIABILITY.md).
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
-#include <random>
 #include <vector>
 
 #include <quire/runtime/owners.h>
 
 #include "tests/support/plan_pair.h"
 #include "tests/support/test_backend.h"
+#include "tests/support/three_ways.h"
 
 namespace {
 
 using namespace quire;
-using test::kHugePage;
 using test::PlanImage;
 using test::PlanPair;
 using test::PlanPlaces;
-using test::PlanSizes;
+using test::Random;
 using test::sizes_for;
 
-class Random {
- public:
-  explicit Random(std::uint32_t seed) : engine_(seed) {}
-  std::int32_t below(std::int64_t n) {
-    return static_cast<std::int32_t>(engine_() % static_cast<std::uint64_t>(n));
-  }
-  bool one_in(std::int64_t n) { return below(n) == 0; }
-
- private:
-  std::mt19937_64 engine_;
-};
-
-// A ragged step over seats of mixed lengths, one per extend, applied and pushed.
-PlanPair ragged_step(const std::vector<std::int32_t>& extends, StepShape shape) {
-  PlanPair pair(sizes_for(static_cast<std::int64_t>(extends.size()) + 1, 16, shape));
+// A ragged step over seats of mixed lengths, one per extend, applied and pushed; every so many fill
+// their page table, or nearly.
+PlanPair ragged_step(const std::vector<std::int32_t>& extends, StepShape shape,
+                     std::int32_t cells = 16, std::size_t full_every = SIZE_MAX) {
+  PlanPair pair(sizes_for(static_cast<std::int64_t>(extends.size()) + 1, cells, shape));
   std::vector<std::int32_t> seats(extends.size());
   for (std::size_t i = 0; i < extends.size(); ++i) {
     seats[i] = static_cast<std::int32_t>(extends.size() - i);  // seat and batch row differ
-    const std::int32_t length = static_cast<std::int32_t>(i * 37 % 500);
+    const bool full = i % full_every == full_every - 1;
+    const std::int32_t length =
+        (full ? cells * 256 - 500 - extends[i] : 0) + static_cast<std::int32_t>(i * 37 % 500);
     pair.seat(seats[i], length, length + extends[i]);
   }
   pair.push();
@@ -176,6 +168,24 @@ TEST_CASE("no rows, no tokens, length 0, many rows and many tokens are all legal
   }
 }
 
+TEST_CASE("long page tables arrive whole, of one batch row, of some and of all") {
+  for (const std::int32_t cells : {65, 600, 4099}) {
+    // 250: more than all warps take at once; 300: of another size of blocks
+    for (const std::size_t rows : {1u, 11u, 250u, 300u}) {
+      for (const std::size_t full_every : {rows, std::size_t{3}, std::size_t{1}}) {
+        CAPTURE(cells);
+        CAPTURE(rows);
+        CAPTURE(full_every);
+        const std::vector<std::int32_t> extends(rows, 3);
+        const StepShape shape = StepShape::ragged(static_cast<std::int32_t>(rows) + 1, 1000);
+        PlanPair pair = ragged_step(extends, shape, cells, full_every);
+        pair.plan(shape);
+        pair.check_equal("planned");
+      }
+    }
+  }
+}
+
 // P13
 TEST_CASE("a plan or a commit that runs twice changes nothing more") {
   for (const StepShape shape : {StepShape::decode(6, 4), StepShape::ragged(6, 64)}) {
@@ -190,8 +200,9 @@ TEST_CASE("a plan or a commit that runs twice changes nothing more") {
     for (int again = 0; again < 3; ++again) pair.enqueue_plan(shape);
     pair.check_equal("planned four times");
     CHECK(pair.download().table_bytes() == table);
-    pair.commit(shape, {4, 3, 2, 1, 0, 4}, {0, 0, 1, 0, 0, 0});
-    for (int again = 0; again < 3; ++again) pair.enqueue_commit(shape, true, true);
+    const test::CommitRequest commit{shape, {4, 3, 2, 1, 0, 4}, {0, 0, 1, 0, 0, 0}};
+    pair.commit(commit);
+    for (int again = 0; again < 3; ++again) pair.enqueue_commit(commit);
     pair.check_equal("committed four times");
     CHECK(pair.places().plan.header->steps_left == 3);
   }
@@ -260,80 +271,6 @@ TEST_CASE("an update whose plan never ran commits nothing of the plan before") {
   pair.check_equal("committed");
   CHECK(pair.places().table.length[0] == 11);
   CHECK(pair.places().plan.header->steps_left == 1);
-}
-
-TEST_CASE("random tables, updates, shapes and outcomes give the reference's bytes") {
-  const std::uint32_t seed = std::random_device{}();
-  MESSAGE("seed " << seed);
-  Random random(seed);
-  constexpr std::int32_t kSeats = 40, kCells = 12;
-  const PlanSizes sizes{kSeats, kCells, 24, 1500, 420, 40};
-  PlanPair pair(sizes);
-  pair.geometry.padding_hca_location = 999;
-  const auto random_shape = [&] {
-    const std::int32_t rows = random.below(25);
-    return random.one_in(2) ? StepShape::decode(rows, 1 + random.below(4))
-                            : StepShape::ragged(rows, random.below(1501));
-  };
-  for (int round = 0; round < 400; ++round) {
-    CAPTURE(seed);
-    CAPTURE(round);
-    const PlanPlaces at = pair.places();
-    std::fill_n(at.table.page_table, kSeats * kCells, kHugePage);
-    for (std::int32_t s = 0; s < kSeats; ++s) {
-      const std::int32_t length = random.one_in(3) ? 128 * random.below(12) : random.below(1500);
-      pair.seat(s, length, length + random.below(1200));
-      at.table.stopped[s] = random.one_in(8) ? 1 : 0;
-    }
-    pair.push();
-
-    const StepShape shape = random_shape();
-    pair.start(shape, random.below(4));
-    std::vector<std::int32_t> seats(kSeats);
-    std::iota(seats.begin(), seats.end(), 0);
-    for (std::size_t i = seats.size(); i > 1; --i) {
-      std::swap(seats[i - 1],
-                seats[static_cast<std::size_t>(random.below(static_cast<std::int64_t>(i)))]);
-    }
-    const std::int32_t used = shape.rows == 0 ? 0 : random.below(shape.rows + 1);
-    std::int32_t room = shape.tokens;
-    for (std::int32_t r = 0; r < used; ++r) {
-      const std::int32_t seat = seats[static_cast<std::size_t>(r)];
-      const std::int32_t most =
-          shape.is_decode() ? shape.tokens_per_row : std::min(room, r < used / 2 ? 4 : 700);
-      const std::int32_t tokens = random.below(most + 1);
-      room -= tokens;
-      const std::int32_t limit = random.one_in(4) ? at.table.limit[seat] / 2 : at.table.limit[seat];
-      const auto flags = static_cast<std::uint32_t>(random.one_in(4) ? random.below(4) : 0);
-      pair.update().add(BatchRowUpdate{seat, tokens, limit, flags});
-    }
-    for (std::int32_t i = random.below(5); i > 0; --i) {
-      pair.update().add(CellUpdate{i, random.below(kCells), random.below(200'000'000)});
-    }
-    for (std::size_t i = seats.size() - 3; i < seats.size(); ++i) {
-      pair.update().add(LimitUpdate{seats[i], random.below(900)});
-    }
-    pair.apply();
-    pair.check_equal("applied");
-
-    for (int run = 0; run < 4; ++run) {
-      const StepShape planned = random.one_in(6) ? random_shape() : shape;
-      pair.plan(planned);
-      pair.check_equal("planned");
-      std::vector<std::int32_t> kept;
-      std::vector<std::uint8_t> stop;
-      for (std::int32_t r = 0; r < sizes.rows; ++r) {
-        const std::int32_t live = r < planned.rows ? at.plan.rows[r].live_tokens : 0;
-        kept.push_back(random.one_in(9) ? (random.one_in(2) ? -1 : live + 1)
-                                        : random.below(live + 1));
-        stop.push_back(random.one_in(6) ? static_cast<std::uint8_t>(1 + random.below(255)) : 0);
-      }
-      if (random.one_in(3)) kept.clear();
-      if (random.one_in(3)) stop.clear();
-      pair.commit(random.one_in(8) ? random_shape() : planned, kept, stop);
-      pair.check_equal("committed");
-    }
-  }
 }
 
 TEST_CASE(

@@ -258,10 +258,11 @@ namespace fs = std::filesystem;
 
 // What no list names is launched with the attribute, and waits before it loads what may change.
 // Loads before the wait need a reason (docs/PDL.md); so does a kernel without a wait.
-const std::set<std::string> kPrologueKernels{"append_window", "append_csa", "append_hca"};
-const std::set<std::string> kPlainKernels{"decode_plan_kernel", "ragged_plan_kernel",
-                                          "record_rows_kernel", "record_lists_kernel",
-                                          "apply_kernel",       "known_answers_kernel"};
+const std::set<std::string> kPrologueKernels{"append_window", "append_csa", "append_csa_halves",
+                                             "append_hca"};
+const std::set<std::string> kPlainKernels{
+    "decode_plan_kernel", "ragged_plan_kernel", "record_rows_kernel",  "record_lists_kernel",
+    "apply_kernel",       "clear_kernel",       "known_answers_kernel"};
 
 #define QUIRE_AT(member) \
   { static_cast<int>(offsetof(quire::AppendParams, member)), #member }

@@ -166,6 +166,35 @@ TEST_CASE("a captured plan writes the lists of every replay") {
   }
 }
 
+TEST_CASE("lists of draft plans follow the draft group, in passes at the supplied positions") {
+  const StepShape shape = StepShape::decode(4, 4);
+  test::PlanSizes sizes = sizes_for(4, 8, shape);
+  sizes.groups = 2;
+  PlanPair pair(sizes);
+  Lists lists(test_backend(), shape.tokens, shape.rows, 8);
+  pair.read = lists.bound();
+  apply_rows(pair, shape, {{500, 4}, {140, 4, true}, {130, 4}});
+  for (std::int32_t seat = 0; seat < 3; ++seat) {
+    test::length_at(pair.places(), LayerGroup::kDraft, seat) = 126 + seat;
+    pair.places().table.limit[seat] = 600;
+  }
+  pair.push();
+  plan_and_check(pair, lists, shape);
+  const StepShape pass = StepShape::decode(4);
+  // Seats are in the other order: the second row has stopped, the third's position is wrong.
+  const std::vector<test::PlanRequest> requests{{shape, LayerGroup::kDraft, {}, {2, 4, 0, 0}},
+                                                {pass, LayerGroup::kDraft, {129, 128, 125, 0}},
+                                                {pass, LayerGroup::kDraft, {128, 127, 127, 9}}};
+  for (const test::PlanRequest& request : requests) {
+    pair.plan(request);
+    pair.check_equal("planned");
+    lists.expect(pair, request.shape);
+    REQUIRE(lists.difference() == "");
+  }
+  CHECK(pair.places().plan.rows[0].start == 128);
+  CHECK(pair.places().plan.report->rows_wrong_positions == 1);
+}
+
 TEST_CASE("lists of random steps follow the records") {
   const std::uint32_t seed = std::random_device{}();
   MESSAGE("seed " << seed);

@@ -52,7 +52,6 @@ TEST_CASE("an update keeps everything on the way through bytes") {
   CHECK(copy.plan_buffer() == PlanBufferId(1));
   CHECK(copy.shape() == StepShape::ragged(2, 300));
   CHECK(copy.header().repeat == 1);
-  CHECK(copy.header().layer_group == 0);
   REQUIRE(copy.batch_rows().size() == 2);
   CHECK(copy.batch_rows()[0].seat == 2);
   CHECK(copy.batch_rows()[0].flags == BatchRowUpdate::kNewOwner);

@@ -50,7 +50,7 @@ struct Served {
     const RequestId other = manager.ledger().admit(1, 1).value();
     manager.ledger().reserve(other, 1).value();
     request = manager.ledger().admit(kTokens, kTokens).value();
-    model.begin_request(seat(), kSeed, kPrompt, stream);
+    model.begin_request(seat(), {kSeed, kPrompt}, stream);
     step(StepShape::ragged(1, kPrompt), kPrompt);
     for (std::int64_t i = kPrompt; i < kTokens; ++i) step(StepShape::decode(2), 1);
     stream.wait();

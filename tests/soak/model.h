@@ -50,6 +50,8 @@ class DeviceModel {
     }
     if (steps_left_ == 0) return;
     for (const BatchRowUpdate& row : update.batch_rows()) commit(row, visit, commits);
+    const auto named = static_cast<std::int32_t>(update.batch_rows().size());
+    now_.report.padding_rows_kept += commits * (update.shape().rows - named);
     --steps_left_;
   }
 

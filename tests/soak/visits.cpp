@@ -232,7 +232,9 @@ void Engine::settle(Visit& visit) {
       return concat("at limit ", r.rows_at_limit, ", stopped ", r.rows_stopped, ", out of steps ",
                     r.rows_out_of_steps, ", wrong shape ", r.rows_wrong_shape, ", kept wrong ",
                     r.rows_kept_wrong, ", seat ", r.first_failing_seat, ", unplanned ",
-                    r.appends_unplanned);
+                    r.appends_unplanned, ", wrong positions ", r.rows_wrong_positions,
+                    ", wrong tokens ", r.rows_wrong_tokens, ", padding kept ", r.padding_rows_kept,
+                    ", former owners ", r.rows_of_former_owners);
     };
     throw BrokenInvariant(concat("step ", visit.id, " of this life, report: ", text(report),
                                  "; foretold: ", text(foretold.report)));

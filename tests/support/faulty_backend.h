@@ -1,11 +1,12 @@
 // A backend that passes everything on to another one, fails where a test wants it, and counts what
-// lives: streams, events, graphs, pools, allocations. What throws has done nothing, as a CUDA call
-// that returns an error has done nothing.
+// lives (streams, events, graphs, pools, allocations) and what is called. What throws has done
+// nothing, as a CUDA call that returns an error has done nothing.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <vector>
@@ -22,9 +23,10 @@ enum class Verb : std::uint32_t {
   kMemory = 8,      // copies and fills
   kCapture = 16,    // begin and end
   kGraph = 32,      // launches of graphs
-  kUpdate = 64,     // apply
+  kUpdate = 64,     // apply, clear
   kLaunch = 128,    // plan, append, commit
   kQuestion = 256,  // load_kernels, known answers
+  kOrder = 512,     // records and joins of events: counted, never failed
 };
 constexpr std::uint32_t operator|(Verb a, Verb b) {
   return static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b);
@@ -56,6 +58,9 @@ class FaultyBackend final : public Backend {
   }
   void fail_never() { fails_ = nullptr; }
   bool fired() const { return fired_; }  // since fail_at
+
+  // Calls of each kind so far; kinds that were never called are not in it.
+  std::map<Verb, std::int64_t> calls() const { return calls_; }
 
   struct Living {
     std::int64_t streams = 0, events = 0, graphs = 0, pools = 0, allocations = 0, captures = 0;
@@ -98,8 +103,14 @@ class FaultyBackend final : public Backend {
     --made_.events;
     real_.destroy_event(event);
   }
-  void record(void* event, StreamView stream) override { real_.record(event, stream); }
-  void join(StreamView stream, void* event) override { real_.join(stream, event); }
+  void record(void* event, StreamView stream) override {
+    ++calls_[Verb::kOrder];
+    real_.record(event, stream);
+  }
+  void join(StreamView stream, void* event) override {
+    ++calls_[Verb::kOrder];
+    real_.join(stream, event);
+  }
   void wait_event(void* event) override {
     may_fail(Verb::kWait);
     real_.wait_event(event);
@@ -171,6 +182,10 @@ class FaultyBackend final : public Backend {
     may_fail(Verb::kUpdate);
     real_.apply(params, stream);
   }
+  void clear(const ClearParams& params, StreamView stream) override {
+    may_fail(Verb::kUpdate);
+    real_.clear(params, stream);
+  }
   void plan(const PlanParams& params, StreamView stream) override {
     may_fail(Verb::kLaunch);
     real_.plan(params, stream);
@@ -184,6 +199,9 @@ class FaultyBackend final : public Backend {
     real_.commit(params, pdl, stream);
   }
   // The single operations hold no state: nothing to see when they fail.
+  void stop_rows(const StopRowsParams& params, Pdl pdl, StreamView stream) override {
+    real_.stop_rows(params, pdl, stream);
+  }
   void plan_records(const RecordPlanParams& params, StreamView stream) override {
     real_.plan_records(params, stream);
   }
@@ -213,6 +231,7 @@ class FaultyBackend final : public Backend {
 
  private:
   void may_fail(Verb verb) {
+    ++calls_[verb];
     if (fails_ && (verbs_ & static_cast<std::uint32_t>(verb)) != 0 && fails_()) throw Fault();
   }
 
@@ -221,6 +240,7 @@ class FaultyBackend final : public Backend {
   std::function<bool()> fails_;
   bool fired_ = false;
   Living made_;
+  std::map<Verb, std::int64_t> calls_;
   std::set<std::byte*> allocations_;
 };
 

@@ -43,15 +43,16 @@ struct AheadRow {
   std::int64_t content;
 };
 
-// Enqueues copies of a decode step's input rows from the banks, `skip` tokens beyond what the
-// engine counts as the requests' lengths.
+// Enqueues copies of a step's input rows from the banks, `skip` tokens beyond what the engine counts
+// as the requests' lengths. In a ragged step the rows follow each other.
 inline void copy_rows(TestEngine& engine, const std::vector<AheadRow>& ahead, StepShape shape,
                       std::int64_t skip = 0) {
   const std::size_t layers = engine.options().spec.layers.size();
   for (std::size_t i = 0; i < layers; ++i) {
     const auto at = engine.rows_of(LayerId(static_cast<std::int32_t>(i)));
+    std::int64_t to = 0;
     for (std::size_t r = 0; r < ahead.size(); ++r) {
-      const std::int64_t to = static_cast<std::int64_t>(r) * shape.tokens_per_row;
+      if (shape.is_decode()) to = static_cast<std::int64_t>(r) * shape.tokens_per_row;
       const std::int64_t from = ahead[r].content * engine.options().bank_tokens +
                                 engine.length(ahead[r].row.request) + skip;
       const auto copy = [&](std::byte* input, const std::byte* bank, std::int64_t row_bytes) {
@@ -63,6 +64,7 @@ inline void copy_rows(TestEngine& engine, const std::vector<AheadRow>& ahead, St
       copy(at.csa, at.csa_bank, 2048 * 4);
       copy(at.indexer, at.indexer_bank, 512 * 4);
       copy(at.hca, at.hca_bank, 1024 * 4);
+      to += ahead[r].row.tokens;
     }
   }
 }

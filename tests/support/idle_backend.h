@@ -56,9 +56,11 @@ class IdleBackend : public Backend {
 
   void load_kernels() override {}
   void apply(const ApplyParams&, StreamView) override {}
+  void clear(const ClearParams&, StreamView) override {}
   void plan(const PlanParams&, StreamView) override {}
   void append(const AppendParams&, Pdl, StreamView) override {}
   void commit(const CommitParams&, Pdl, StreamView) override {}
+  void stop_rows(const StopRowsParams&, Pdl, StreamView) override {}
   void plan_records(const RecordPlanParams&, StreamView) override {}
   void compress_c4_decode(const CompressC4DecodeParams&, Pdl, StreamView) override {}
   void compress_c4_prefill(const CompressC4PrefillParams&, Pdl, StreamView) override {}

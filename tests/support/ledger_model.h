@@ -79,6 +79,7 @@ struct ModelRequest {
   std::int64_t context_max = 0, promised = 0, settled = 0, secured = 0;
   std::vector<std::int32_t> pages{};
   bool new_owner = true, resume = false, stopped = false;
+  std::int32_t lookahead = 0;  // of the newest step that names it
 };
 
 struct ModelRow {
@@ -86,7 +87,8 @@ struct ModelRow {
   std::int32_t tokens = 0;  // over all runs
   std::uint32_t flags = 0;
   std::vector<std::int32_t> pages;  // that it owned when the step was prepared
-  std::int64_t length_after = -1;   // on the device, once it ran
+  std::int32_t lookahead = 0, lookahead_before = 0;
+  std::int64_t length_after = -1;  // on the device, once it ran
 };
 
 struct ModelStep {
@@ -205,15 +207,20 @@ class LedgerModel {
         .id = next_, .update = StepUpdate::from_bytes(update.bytes()), .before = shadow_};
     expect(update.batch_rows().size() == rows.size(), "another number of batch rows");
     std::set<std::int32_t> named;
+    std::map<std::int32_t, std::int64_t> upper_before;
     for (std::size_t i = 0; i < rows.size(); ++i) {
       ModelRequest& r = live_.at(rows[i].request.index);
+      upper_before[r.id.index] = upper(r);
       const std::uint32_t flags = (r.new_owner ? BatchRowUpdate::kNewOwner : 0U) |
                                   (r.resume ? BatchRowUpdate::kResume : 0U);
-      step.rows.push_back({r.id, rows[i].tokens * repeat, flags, r.pages});
+      step.rows.push_back(
+          {r.id, rows[i].tokens * repeat, flags, r.pages, rows[i].lookahead_tokens, r.lookahead});
       const BatchRowUpdate& row = update.batch_rows()[i];
       expect(row.seat == r.id.index && row.tokens == rows[i].tokens && row.flags == flags,
              "another batch row than asked for");
       r.new_owner = r.resume = false;
+      r.lookahead = rows[i].lookahead_tokens;
+      counts["lookahead"] += r.lookahead > 0;
       named.insert(row.seat);
     }
     uncounted_.push_back(std::move(step));
@@ -233,13 +240,15 @@ class LedgerModel {
     for (const CellUpdate& cell : update.cells()) {
       expect(named.count(cell.seat) && cell.cell < cells(wanted(cell.seat)), "a cell of nobody");
       expect(sent.insert({cell.seat, cell.cell}).second, "a cell was sent twice");
+      // So that its page may be zeroed on the way.
+      expect(cell.cell * 256 >= upper_before.at(cell.seat), "a cell names a page with entries");
     }
     expect(static_cast<std::int64_t>(sent.size()) <= limits_.update_cells_max(), "too many cells");
     shadow_.apply(update);
     check_shadow();
   }
   std::int64_t wanted(std::int32_t seat) const {
-    return live_.count(seat) ? upper(live_.at(seat)) : 0;
+    return live_.count(seat) ? upper(live_.at(seat)) + live_.at(seat).lookahead : 0;
   }
 
   // Once all updates are carried out: each seat reaches its own pages and no others.
@@ -247,7 +256,7 @@ class LedgerModel {
     std::set<std::int32_t> writable;
     for (std::int32_t seat = 0; seat < limits_.seats_max; ++seat) {
       const std::int64_t limit = shadow_.limit[size(seat)];
-      expect(limit == wanted(seat), "a limit on the device is not the upper length");
+      expect(limit == wanted(seat), "a limit on the device is not upper length and lookahead");
       for (std::int64_t cell = 0; cell < cells(limit); ++cell) {
         const std::int32_t page = shadow_.table[size(seat)][size(cell)];
         expect(page == live_.at(seat).pages[size(cell)], "a table cell is not the ledger's page");
@@ -283,6 +292,12 @@ class LedgerModel {
           runs_once || random_.chance(60) ? planned.tokens : random_.in(0, planned.tokens);
       length += kept;
       outcome.kept_tokens += static_cast<std::int32_t>(kept);
+      // Draft passes behind the run.
+      expect(length + row.lookahead <= device_.limit[seat], "a draft pass would pass the limit");
+      for (std::int64_t cell = length / 256; cell < cells(length + row.lookahead); ++cell) {
+        expect(device_.table[seat][size(cell)] == row.pages[size(cell)],
+               "a draft pass would write into a page that is not its own");
+      }
       device_.stopped[seat] = random_.chance(4) ? 1 : 0;
     }
     outcome.stopped = device_.stopped[seat] != 0;

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <quire/cache/step_update.h>
 #include <quire/planner/plan.h>
 
 #include "tests/support/device_array.h"
@@ -26,7 +27,22 @@ struct PlanSizes {
   std::int64_t tokens = 0;
   std::int64_t csa_entries = 0;  // capacity of the compact lists
   std::int64_t hca_entries = 0;
+  std::int32_t groups = 1;  // layer groups with lengths of their own
 };
+
+// The header of a step that was applied to run once, and planned, for tests that bring their own
+// records. All batch rows and tokens of the shape are used.
+inline PlanHeader planned_header(StepShape shape, std::size_t csa_entries = 0,
+                                 std::size_t hca_entries = 0) {
+  PlanHeader header{};
+  header.rows = header.planned_rows = header.used_rows = shape.rows;
+  header.tokens_per_row = header.planned_tokens_per_row = shape.tokens_per_row;
+  header.tokens = header.planned_tokens = header.used_tokens = shape.tokens;
+  header.steps_left = header.steps_at_plan = 1;
+  header.csa_entries = static_cast<std::int32_t>(csa_entries);
+  header.hca_entries = static_cast<std::int32_t>(hca_entries);
+  return header;
+}
 
 // Where everything is, for a block that begins at `base`; null: for sizes and offsets alone.
 struct PlanPlaces {
@@ -48,15 +64,21 @@ struct PlanPlaces {
       regions.push_back({name, bytes, size});
       bytes += (size + 127) / 64 * 64;  // a guard of 64 to 127 bytes
     };
-    put(table.length, sizes.seats, "length");
+    put(table.length, sizes.groups * sizes.seats, "length");
     put(table.limit, sizes.seats, "limit");
     put(table.stopped, sizes.seats, "stopped");
+    put(table.owner, sizes.seats, "owner");
     put(table.page_table, sizes.seats * sizes.cells, "page_table");
     table.cells = sizes.cells;
+    table.seats = sizes.seats;
+    table.groups = sizes.groups;
     put(plan.header, 1, "header");
     put(plan.report, 1, "report");
     put(plan.row_seats, sizes.rows, "row_seats");
     put(plan.row_tokens, sizes.rows, "row_tokens");
+    put(plan.row_owners, sizes.rows, "row_owners");
+    put(plan.row_lives, sizes.rows, "row_lives");
+    put(plan.results, sizes.rows, "results");
     put(plan.rows, sizes.rows, "rows");
     put(plan.tokens, sizes.tokens, "tokens");
     put(plan.csa_entries, sizes.csa_entries, "csa_entries");

@@ -38,12 +38,15 @@ class PlanPair {
         fixture_(backend_, stream_, sizes),
         kept_(backend_, stream_, static_cast<std::size_t>(sizes.rows), 0),
         stop_(backend_, stream_, static_cast<std::size_t>(sizes.rows), 0),
+        positions_(backend_, stream_, static_cast<std::size_t>(sizes.tokens), 0),
+        row_tokens_(backend_, stream_, static_cast<std::size_t>(sizes.rows), 0),
         image_(sizes),
         update_(limits_of(sizes)) {
     const PlanPlaces at = image_.places();
-    std::fill_n(at.table.length, sizes.seats, 0);
+    std::fill_n(at.table.length, sizes.groups * sizes.seats, 0);
     std::fill_n(at.table.limit, sizes.seats, 0);
     std::fill_n(at.table.stopped, sizes.seats, 0);
+    std::fill_n(at.table.owner, sizes.seats, 0);
     std::fill_n(at.table.page_table, sizes.seats * sizes.cells, kHugePage);
   }
 
@@ -56,7 +59,8 @@ class PlanPair {
   StreamView stream() const { return stream_.view(); }
   Backend& backend() const { return backend_; }
 
-  // A seat of `length` tokens that may grow to `limit`, with page ids that name seat and cell.
+  // A seat of `length` tokens, in the target group, that may grow to `limit`, with page ids that
+  // name seat and cell.
   void seat(std::int32_t seat, std::int32_t length, std::int32_t limit) {
     const PlanPlaces at = places();
     at.table.length[seat] = length;
@@ -81,38 +85,61 @@ class PlanPair {
   }
   int chunks() const { return chunks_; }
 
-  void enqueue_plan(StepShape shape) {
+  void enqueue_plan(const PlanRequest& request) {
     PlanBuffer plan = fixture_.plan();
     plan.read = read;
-    backend_.plan(
-        {shape, geometry, fixture_.table(), plan, csa_capacity(shape), hca_capacity(shape)},
-        stream_);
+    PlanParams params{request.shape, geometry, fixture_.table(), plan};
+    params.csa_entry_capacity = csa_capacity(request.shape);
+    params.hca_entry_capacity = hca_capacity(request.shape);
+    params.group = request.group;
+    if (!request.positions.empty()) params.positions = positions_.data();
+    if (!request.row_tokens.empty()) params.row_tokens = row_tokens_.data();
+    backend_.plan(params, stream_);
   }
-  void enqueue_commit(StepShape shape, bool use_kept = false, bool use_stop = false) {
-    backend_.commit({shape, fixture_.table(), fixture_.plan(), use_kept ? kept_.data() : nullptr,
-                     geometry.draft_max, use_stop ? stop_.data() : nullptr},
-                    Pdl::kOff, stream_);
+  void enqueue_plan(StepShape shape) { enqueue_plan(PlanRequest{shape}); }
+  void enqueue_commit(const CommitRequest& request) {
+    CommitParams params{request.shape, request.group, request.positions_supplied, fixture_.table(),
+                        fixture_.plan()};
+    params.draft_max = geometry.draft_max;
+    if (!request.kept.empty()) params.kept = kept_.data();
+    if (!request.stop.empty()) params.stop = stop_.data();
+    backend_.commit(params, Pdl::kOff, stream_);
   }
-  void reference_plan(StepShape shape) {
-    ReferencePlanner(image_, shape, geometry, csa_capacity(shape), hca_capacity(shape)).run();
+  void enqueue_commit(StepShape shape) { enqueue_commit(CommitRequest{shape}); }
+  void reference_plan(const PlanRequest& request) {
+    ReferencePlanner(image_, request, geometry, csa_capacity(request.shape),
+                     hca_capacity(request.shape))
+        .run();
+  }
+  void reference_plan(StepShape shape) { reference_plan(PlanRequest{shape}); }
+  void reference_commit(const CommitRequest& request) {
+    test::reference_commit(image_, request, geometry.draft_max);
+  }
+  void reference_commit(StepShape shape) { reference_commit(CommitRequest{shape}); }
+
+  // Brings what later launches read there, captured ones too.
+  void supply(const PlanRequest& request) {
+    positions_.upload(request.positions);
+    row_tokens_.upload(request.row_tokens);
+  }
+  void supply(const CommitRequest& request) {
+    kept_.upload(request.kept);
+    stop_.upload(request.stop);
   }
 
-  void reference_commit(StepShape shape, const std::vector<std::int32_t>& kept = {},
-                        const std::vector<std::uint8_t>& stop = {}) {
-    test::reference_commit(image_, shape, kept, stop, geometry.draft_max);
+  // Both, with what is supplied.
+  void plan(const PlanRequest& request) {
+    supply(request);
+    enqueue_plan(request);
+    reference_plan(request);
   }
-
-  void plan(StepShape shape) {
-    enqueue_plan(shape);
-    reference_plan(shape);
+  void plan(StepShape shape) { plan(PlanRequest{shape}); }
+  void commit(const CommitRequest& request) {
+    supply(request);
+    enqueue_commit(request);
+    reference_commit(request);
   }
-  void commit(StepShape shape, const std::vector<std::int32_t>& kept = {},
-              const std::vector<std::uint8_t>& stop = {}) {
-    kept_.upload(kept);
-    stop_.upload(stop);
-    enqueue_commit(shape, !kept.empty(), !stop.empty());
-    reference_commit(shape, kept, stop);
-  }
+  void commit(StepShape shape) { commit(CommitRequest{shape}); }
 
   void check_equal(const char* when) {
     stream_.wait();
@@ -139,14 +166,15 @@ class PlanPair {
   PlanFixture fixture_;
   DeviceArray<std::int32_t> kept_;
   DeviceArray<std::uint8_t> stop_;
+  DeviceArray<std::int32_t> positions_;
+  DeviceArray<std::int32_t> row_tokens_;
   PlanImage image_;
   StepUpdate update_;
   int chunks_ = 0;
 };
 
 inline PlanSizes sizes_for(std::int64_t seats, std::int64_t cells, StepShape shape) {
-  return {seats, cells, shape.rows, shape.tokens, csa_capacity(shape) + 3,
-          hca_capacity(shape) + 3};
+  return {seats, cells, shape.rows, shape.tokens, csa_capacity(shape) + 3, hca_capacity(shape) + 3};
 }
 
 }  // namespace quire::test

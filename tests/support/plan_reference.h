@@ -13,21 +13,59 @@
 
 namespace quire::test {
 
+// What a plan is asked for; empty vectors: nothing is supplied.
+struct PlanRequest {
+  StepShape shape;
+  LayerGroup group = LayerGroup::kTarget;
+  std::vector<std::int32_t> positions = {};   // [shape.tokens]
+  std::vector<std::int32_t> row_tokens = {};  // [shape.rows]
+};
+
+// And a commit; empty `kept` keeps all, empty `stop` stops none.
+struct CommitRequest {
+  StepShape shape;
+  std::vector<std::int32_t> kept = {};  // [shape.rows]
+  std::vector<std::uint8_t> stop = {};  // [shape.rows]
+  LayerGroup group = LayerGroup::kTarget;
+  bool positions_supplied = false;  // to the plan
+};
+
+// Lengths lie group after group, in the order target, draft.
+inline std::int32_t& length_at(const PlanPlaces& at, LayerGroup group, std::int32_t seat) {
+  return at.table.length[(group == LayerGroup::kDraft ? at.table.seats : 0) + seat];
+}
+
 inline void reference_apply(PlanImage& image, const StepUpdate& update) {
   const PlanPlaces at = image.places();
   const StepShape shape = update.shape();
-  *at.plan.header = PlanHeader{
-      shape.rows, shape.tokens_per_row, shape.tokens, update.header().repeat, 0, 0, 0, 0, 0, 0, {}};
-  *at.plan.report = DeviceReport{0, 0, 0, 0, 0, 0, INT32_MAX, 0, {}};
+  PlanHeader header{};
+  header.rows = shape.rows;
+  header.tokens_per_row = shape.tokens_per_row;
+  header.tokens = shape.tokens;
+  header.steps_left = update.header().repeat;
+  *at.plan.header = header;
+  DeviceReport report{};
+  report.first_failing_seat = INT32_MAX;
+  *at.plan.report = report;
   std::fill_n(at.plan.row_seats, shape.rows, -1);
   std::fill_n(at.plan.row_tokens, shape.rows, 0);
+  std::fill_n(at.plan.row_owners, shape.rows, 0);
+  std::fill_n(at.plan.row_lives, shape.rows, 1);
+  std::fill_n(at.plan.results, shape.rows, RowResult{0, 0});
   std::size_t r = 0;
   for (const BatchRowUpdate& row : update.batch_rows()) {
-    at.plan.row_seats[r] = row.seat;
-    at.plan.row_tokens[r++] = row.tokens;
     at.table.limit[row.seat] = row.limit;
-    if ((row.flags & 1) != 0) at.table.length[row.seat] = 0;
+    if ((row.flags & 1) != 0) {
+      ++at.table.owner[row.seat];
+      length_at(at, LayerGroup::kTarget, row.seat) = 0;
+      if (at.table.groups == 2) length_at(at, LayerGroup::kDraft, row.seat) = 0;
+    }
     if (row.flags != 0) at.table.stopped[row.seat] = 0;
+    at.plan.row_seats[r] = row.seat;
+    at.plan.row_tokens[r] = row.tokens;
+    at.plan.row_owners[r] = at.table.owner[row.seat];
+    at.plan.results[r] = {length_at(at, LayerGroup::kTarget, row.seat), at.table.stopped[row.seat]};
+    ++r;
   }
   for (const CellUpdate& cell : update.cells()) {
     at.table.page_table[cell.seat * at.table.cells + cell.cell] = cell.page;
@@ -39,17 +77,19 @@ inline void reference_apply(PlanImage& image, const StepUpdate& update) {
 
 class ReferencePlanner {
  public:
-  ReferencePlanner(PlanImage& image, StepShape shape, const PlanGeometry& geometry,
+  ReferencePlanner(PlanImage& image, const PlanRequest& request, const PlanGeometry& geometry,
                    std::int32_t csa_entry_capacity, std::int32_t hca_entry_capacity)
       : at_(image.places()),
-        shape_(shape),
+        request_(request),
+        shape_(request.shape),
         geometry_(geometry),
         csa_capacity_(csa_entry_capacity),
         hca_capacity_(hca_entry_capacity) {}
 
   void run() {
     PlanHeader& header = *at_.plan.header;
-    same_shape_ = StepShape{header.rows, header.tokens_per_row, header.tokens} == shape_;
+    same_shape_ = is_a_plan_of({header.rows, header.tokens_per_row, header.tokens});
+    steps_ = is_target() ? header.steps_left : header.steps_at_plan;
     for (std::int32_t t = 0; t < shape_.tokens; ++t) inert_token(t);
     std::int32_t next_token = 0;
     header.short_rows = shape_.rows;
@@ -69,7 +109,11 @@ class ReferencePlanner {
     header.used_tokens = next_token;
     header.csa_entries = decode() ? 0 : static_cast<std::int32_t>(csa_entries_.size());
     header.hca_entries = decode() ? 0 : static_cast<std::int32_t>(hca_entries_.size());
-    header.steps_at_plan = header.steps_left;
+    header.planned_rows = same_shape_ ? shape_.rows : -1;
+    header.planned_tokens_per_row = shape_.tokens_per_row;
+    header.planned_tokens = shape_.tokens;
+    header.planned_group = request_.group;
+    if (is_target()) header.steps_at_plan = header.steps_left;
     if (decode()) return;
     const PlanRecord padding{~0u, ~0u, ~0u, ~0u};
     csa_entries_.resize(static_cast<std::size_t>(csa_capacity_), padding);
@@ -80,6 +124,14 @@ class ReferencePlanner {
 
  private:
   bool decode() const { return shape_.tokens_per_row > 0; }
+  bool is_target() const { return request_.group == LayerGroup::kTarget; }
+
+  // Draft passes may have fewer tokens in each batch row than were applied.
+  bool is_a_plan_of(StepShape applied) const {
+    if (applied == shape_) return true;
+    return !is_target() && decode() && shape_.rows == applied.rows &&
+           shape_.tokens_per_row < applied.tokens_per_row;
+  }
 
   std::int32_t applied_seat(std::int32_t r) const {
     return r < at_.plan.header->rows ? at_.plan.row_seats[r] : -1;
@@ -88,30 +140,69 @@ class ReferencePlanner {
     return r < at_.plan.header->rows && same_shape_ ? at_.plan.row_tokens[r] : 0;
   }
 
-  // Counts the reason in the report; true: the row lives.
-  bool lives(std::int32_t r) {
+  // How many tokens the row asks for, of those that were applied and have room; -1: more than
+  // those, or fewer than none.
+  std::int32_t wanted_tokens(std::int32_t r) const {
+    std::int32_t room = applied_tokens(r);
+    if (decode() && room > shape_.tokens_per_row) room = shape_.tokens_per_row;
+    if (request_.row_tokens.empty()) return room;
+    const std::int32_t asked = request_.row_tokens[static_cast<std::size_t>(r)];
+    return 0 <= asked && asked <= room ? asked : -1;
+  }
+
+  // Where the row's tokens stand, one after the other, if that is at or above the group's length
+  // and the last is at most draft_max beyond it; -1: not so.
+  std::int64_t wanted_start(std::int32_t r, std::int32_t tokens) const {
+    const std::int64_t length = length_at(at_, request_.group, applied_seat(r));
+    if (request_.positions.empty()) return length;
+    const std::size_t first = static_cast<std::size_t>(r * shape_.tokens_per_row);
+    const std::int64_t start = request_.positions[first];
+    for (std::int32_t j = 0; j < tokens; ++j) {
+      const std::int64_t p = request_.positions[first + static_cast<std::size_t>(j)];
+      if (p != start + j || p < length || p > length + geometry_.draft_max) return -1;
+    }
+    return start;
+  }
+
+  struct Life {
+    std::int32_t start = 0, tokens = 0;  // no tokens: inert
+  };
+
+  // Counts in the report why a row is inert.
+  Life life_of(std::int32_t r) {
     const std::int32_t seat = applied_seat(r);
-    if (seat < 0) return false;
+    if (seat < 0) return {};
+    const Life inert{length_at(at_, request_.group, seat), 0};
     DeviceReport& report = *at_.plan.report;
     const auto fail = [&](std::int32_t& counter) {
       ++counter;
       report.first_failing_seat = std::min(report.first_failing_seat, seat);
-      return false;
+      return inert;
     };
     if (!same_shape_) return fail(report.rows_wrong_shape);
-    if (applied_tokens(r) == 0) return false;
-    if (at_.plan.header->steps_left <= 0) return fail(report.rows_out_of_steps);
-    if (at_.table.stopped[seat] != 0) return fail(report.rows_stopped);
-    const std::int64_t after = std::int64_t{at_.table.length[seat]} + applied_tokens(r);
-    return after > at_.table.limit[seat] ? fail(report.rows_at_limit) : true;
+    if (at_.plan.row_owners[r] != at_.table.owner[seat]) {
+      fail(report.rows_of_former_owners);
+      return {};
+    }
+    const bool is_draft = request_.group == LayerGroup::kDraft;
+    if (is_draft && at_.plan.row_lives[r] == 0) return inert;
+    const std::int32_t tokens = wanted_tokens(r);
+    if (tokens == 0 || applied_tokens(r) == 0) return inert;
+    if (steps_ <= 0) return fail(report.rows_out_of_steps);
+    if (!is_draft && at_.table.stopped[seat] != 0) return fail(report.rows_stopped);
+    if (tokens < 0) return fail(report.rows_wrong_tokens);
+    const std::int64_t start = wanted_start(r, tokens);
+    if (start < 0) return fail(report.rows_wrong_positions);
+    if (start + tokens > at_.table.limit[seat]) return fail(report.rows_at_limit);
+    return {static_cast<std::int32_t>(start), tokens};
   }
 
   void batch_row(std::int32_t r, std::int32_t first_token) {
     const std::int32_t seat = applied_seat(r);
-    const std::int32_t start = seat >= 0 ? at_.table.length[seat] : 0;
-    const std::int32_t tokens = lives(r) ? applied_tokens(r) : 0;
+    const auto [start, tokens] = life_of(r);
     const std::int32_t length = tokens > 0 ? start + tokens : 0;
     at_.plan.rows[r] = {seat, start, tokens, first_token};
+    if (request_.group == LayerGroup::kTarget) at_.plan.row_lives[r] = tokens > 0 ? 1 : 0;
     PlanViews& views = at_.plan.views;
     views.cu_extend[r] = first_token;
     views.row_seat[r] = seat;
@@ -191,35 +282,58 @@ class ReferencePlanner {
   }
 
   PlanPlaces at_;
+  PlanRequest request_;
   StepShape shape_;
   PlanGeometry geometry_;
   std::int32_t csa_capacity_, hca_capacity_;
   bool same_shape_ = false;
+  std::int32_t steps_ = 0;  // that are left for a plan of this group
   std::vector<PlanRecord> csa_entries_, hca_entries_;
 };
 
-// Empty `kept` keeps all, empty `stop` stops none.
-inline void reference_commit(PlanImage& image, StepShape shape,
-                             const std::vector<std::int32_t>& kept,
-                             const std::vector<std::uint8_t>& stop, std::int32_t draft_max) {
+inline void reference_commit(PlanImage& image, const CommitRequest& request,
+                             std::int32_t draft_max) {
   const PlanPlaces at = image.places();
   PlanHeader& header = *at.plan.header;
-  if (!(StepShape{header.rows, header.tokens_per_row, header.tokens} == shape)) return;
+  const StepShape planned{header.planned_rows, header.planned_tokens_per_row,
+                          header.planned_tokens};
+  if (!(planned == request.shape) || header.planned_group != request.group) return;
   if (header.steps_at_plan == 0) return;  // not planned since the update, or planned inert
-  for (std::int32_t r = 0; r < shape.rows; ++r) {
+  const bool is_target = request.group == LayerGroup::kTarget;
+  DeviceReport& report = *at.plan.report;
+  for (std::int32_t r = 0; r < request.shape.rows; ++r) {
+    const auto i = static_cast<std::size_t>(r);
     const BatchRowRecord& row = at.plan.rows[r];
-    if (row.seat < 0 || row.live_tokens == 0) continue;
-    const std::int32_t keep = kept.empty() ? row.live_tokens : kept[static_cast<std::size_t>(r)];
-    const bool runs_once = row.live_tokens > draft_max + 1;
-    if (keep < 0 || keep > row.live_tokens || (runs_once && keep < row.live_tokens)) {
-      ++at.plan.report->rows_kept_wrong;
-      at.plan.report->first_failing_seat = std::min(at.plan.report->first_failing_seat, row.seat);
+    const bool stops = !request.stop.empty() && request.stop[i] != 0;
+    if (row.seat < 0) {
+      if (stops || (!request.kept.empty() && request.kept[i] != 0)) ++report.padding_rows_kept;
       continue;
     }
-    at.table.length[row.seat] = row.start + keep;
-    if (!stop.empty() && stop[static_cast<std::size_t>(r)] != 0) at.table.stopped[row.seat] = 1;
+    if (at.plan.row_owners[r] != at.table.owner[row.seat]) {
+      if (row.live_tokens > 0) {
+        ++report.rows_of_former_owners;
+        report.first_failing_seat = std::min(report.first_failing_seat, row.seat);
+      }
+      if (is_target) at.plan.results[r].stopped = 1;
+      continue;
+    }
+    std::int32_t& length = length_at(at, request.group, row.seat);
+    if (row.live_tokens > 0) {
+      const std::int32_t keep = request.kept.empty() ? row.live_tokens : request.kept[i];
+      const bool runs_once = row.live_tokens > draft_max + 1;
+      const bool leaves_a_gap = request.positions_supplied && row.start > length;
+      if (keep < 0 || keep > row.live_tokens || (runs_once && keep < row.live_tokens) ||
+          leaves_a_gap) {
+        ++report.rows_kept_wrong;
+        report.first_failing_seat = std::min(report.first_failing_seat, row.seat);
+      } else {
+        length = row.start + keep;
+        if (stops) at.table.stopped[row.seat] = 1;
+      }
+    }
+    if (is_target) at.plan.results[r] = {length, at.table.stopped[row.seat]};
   }
-  header.steps_left = header.steps_at_plan - 1;
+  if (is_target) header.steps_left = header.steps_at_plan - 1;
 }
 
 }  // namespace quire::test

@@ -1,5 +1,8 @@
-// The backend that a test program runs on, chosen by --backend=host|cuda.
+// The backend that a test program runs on, chosen by --backend=host|cuda, and its own options.
 #pragma once
+
+#include <cstdint>
+#include <string_view>
 
 #include <quire/runtime/backend.h>
 
@@ -7,5 +10,8 @@ namespace quire::test {
 
 // One per process, made on first use, destroyed before main returns.
 Backend& test_backend();
+
+// The number behind --name=, or `otherwise`.
+std::int64_t test_option(std::string_view name, std::int64_t otherwise);
 
 }  // namespace quire::test

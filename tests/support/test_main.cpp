@@ -5,7 +5,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "tests/support/test_backend.h"
 
@@ -16,6 +18,7 @@ constexpr int kSkipped = 77;  // SKIP_RETURN_CODE of CTest
 struct Chosen {
   bool cuda = false;
   std::unique_ptr<quire::Backend> backend;
+  std::vector<std::string_view> arguments;
 };
 
 Chosen& chosen() {
@@ -40,11 +43,22 @@ Backend& test_backend() {
   return *choice.backend;
 }
 
+std::int64_t test_option(std::string_view name, std::int64_t otherwise) {
+  const std::string prefix = "--" + std::string(name) + "=";
+  for (const std::string_view argument : chosen().arguments) {
+    if (argument.starts_with(prefix)) {
+      return std::stoll(std::string(argument.substr(prefix.size())));
+    }
+  }
+  return otherwise;
+}
+
 }  // namespace quire::test
 
 int main(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    if (std::string_view(argv[i]) == "--backend=cuda") chosen().cuda = true;
+  chosen().arguments.assign(argv + 1, argv + argc);
+  for (const std::string_view argument : chosen().arguments) {
+    if (argument == "--backend=cuda") chosen().cuda = true;
   }
   if (chosen().cuda && quire::cuda_device_count() == 0) {
     std::puts(gpu_required() ? "FAILED: QUIRE_REQUIRE_GPU=1, but no CUDA device was found"

@@ -78,7 +78,7 @@ class Decoder {
   Live admit(std::int32_t prompt) {
     const std::int64_t most = cache.device().limits().context_max;
     const RequestId id = cache.ledger().admit(most, most).value();
-    model.begin_request(seat_of(id), seed_of(prompt), prompt, stream);
+    model.begin_request(seat_of(id), {seed_of(prompt), prompt}, stream);
     return {id, prompt, 0, {}};
   }
   SeatId seat_of(RequestId id) const { return cache.ledger().info(id).seat; }
