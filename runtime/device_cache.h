@@ -112,7 +112,8 @@ struct PlanInputs {
   // are at or above the seat's limit, or more than draft_max beyond the length.
   const std::int32_t* positions = nullptr;
   // [rows] tokens of each batch row; null: as many as were applied and have room. A batch row with
-  // more than those, or fewer than none, is made inert and is reported.
+  // more than those, or fewer than none, is made inert and is reported; one that was applied with
+  // none stays silent whatever stands here.
   const std::int32_t* row_tokens = nullptr;
 };
 

@@ -129,7 +129,7 @@ TEST_CASE("the counts above the table are those of the table, and the programs n
       std::count_if(cases.begin(), cases.end(), [](const Case& each) { return each.open; });
   std::ostringstream counts;
   counts << cases.size() << " cases: " << static_cast<std::ptrdiff_t>(cases.size()) - inapplicable
-         << " shown, of " << open << " of them a part is open; " << inapplicable
+         << " shown, " << open << " of them with a part open; " << inapplicable
          << " does not apply.";
   CAPTURE(counts.str());
   CHECK(text.find(counts.str()) != std::string::npos);
