@@ -118,11 +118,10 @@ void add_rest(Capacity& to, const MemoryLayout& layout, const ModelSpec& spec) {
   const PlanBufferLayout& buffer = layout.buffers.front();
   to.items.push_back({Region::kScratch, "window scratch", limits.plan_buffers, buffer.scratch.bytes,
                       layout.scratch.bytes});
-  to.items.push_back(
-      {Region::kStepTable, "lengths, limits, flags, owners", limits.seats_max,
-       4 * (spec.groups() + 3),
-       layout.table.length.bytes + layout.table.limit.bytes + layout.table.stopped.bytes +
-           layout.table.owner.bytes});
+  to.items.push_back({Region::kStepTable, "lengths, limits, flags, owners", limits.seats_max,
+                      4 * (spec.groups() + 3),
+                      layout.table.length.bytes + layout.table.limit.bytes +
+                          layout.table.stopped.bytes + layout.table.owner.bytes});
   to.items.push_back({Region::kStepTable, "page tables", limits.seats_max, limits.cells_max() * 4,
                       layout.table.page_table.bytes});
   to.items.push_back({Region::kPlanBuffers, "plans and views", limits.plan_buffers,

@@ -102,8 +102,8 @@ void Ledger::State::check_seats() {
     require(seat.owned || (seat.pages == 0 && seat.promised_pages == 0 && seat.secured == 0),
             "a seat without an owner has pages or promises", index);
     require(0 <= seat.settled && seat.settled <= seat.upper && seat.lookahead >= 0 &&
-                seat.upper + seat.lookahead <= seat.secured &&
-                seat.secured <= seat.context_max && seat.secured <= seat.pages * kPageTokens,
+                seat.upper + seat.lookahead <= seat.secured && seat.secured <= seat.context_max &&
+                seat.secured <= seat.pages * kPageTokens,
             "settled <= upper <= upper + lookahead <= secured <= pages does not hold", index);
     require(ceil_div(seat.upper + seat.lookahead, kPageTokens) <= seat.cells_sent &&
                 seat.cells_sent <= seat.pages,

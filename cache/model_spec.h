@@ -55,7 +55,7 @@ struct ModelSpec {
   // `with_mtp_layers` appends them.
   std::vector<LayerKind> mtp_layers = {};
   std::int64_t draft_layers = 0;  // the last so many of `layers` are the draft group
-  std::int32_t head_dim = 512;  // of window and compressed entries; the last 64 carry RoPE
+  std::int32_t head_dim = 512;    // of window and compressed entries; the last 64 carry RoPE
   std::int32_t rope_dim = 64;
   std::int32_t indexer_dim = 128;  // of the indexer's keys; the last 64 carry RoPE
   std::int32_t window_tokens = 128;
@@ -96,8 +96,8 @@ struct ModelSpec {
   // UsageError: an empty range, or one that leaves the layers.
   ModelSpec slice(std::int64_t first, std::int64_t count) const;
 
-  // The MTP layers behind the others, as layers of the draft group (and no MTP layers any more), for
-  // engines that draft with them from the same seats and pages.
+  // The MTP layers behind the others, as layers of the draft group (and no MTP layers any more),
+  // for engines that draft with them from the same seats and pages.
   ModelSpec with_mtp_layers() const;
 
   // Throws UsageError that names the field, its value and what is supported.

@@ -130,9 +130,14 @@ __device__ inline PlanHeader load_header(const PlanHeader* header) {
   const int4 planned = load_int4_at_l2(&header->planned_rows);
   const int4 counts = load_int4_at_l2(&header->short_rows);
   const int4 rest = load_int4_at_l2(&header->used_rows);
-  return {applied.x, applied.y, applied.z, applied.w, planned.x, planned.y,
-          planned.z, planned.w, counts.x,  counts.y,  counts.z,  counts.w,
-          rest.x,    static_cast<LayerGroup>(rest.y), {}};
+  return {applied.x, applied.y,
+          applied.z, applied.w,
+          planned.x, planned.y,
+          planned.z, planned.w,
+          counts.x,  counts.y,
+          counts.z,  counts.w,
+          rest.x,    static_cast<LayerGroup>(rest.y),
+          {}};
 }
 
 // Of the header only what tells whether the shape was planned.

@@ -1,7 +1,8 @@
 // Launches everything around a step on the device: update, plan and commit, and the plan records of
 // the single operations. Kernels only, deterministic, no allocation, nothing read by the host: all
-// may be captured, `launch_apply` and `launch_clear` apart, whose changes travel by value. CudaError where a launch
-// fails; none blocks. The rule is planner/step_rule.h, the same as the host's.
+// may be captured, `launch_apply` and `launch_clear` apart, whose changes travel by value.
+// CudaError where a launch fails; none blocks. The rule is planner/step_rule.h, the same as the
+// host's.
 #pragma once
 
 #include <quire/kernels/params.h>

@@ -101,9 +101,9 @@ QUIRE_HOST_DEVICE void apply_header(const ApplyParamsOf<kBytes>& params) {
 
 // --- Plan ---
 
-// Whether a plan of `shape` is one of what was applied: the same shape; or, of the draft group, with
-// fewer tokens in each batch row. No branches: a thread's loads of the header need not wait for each
-// other.
+// Whether a plan of `shape` is one of what was applied: the same shape; or, of the draft group,
+// with fewer tokens in each batch row. No branches: a thread's loads of the header need not wait
+// for each other.
 QUIRE_HOST_DEVICE inline bool is_applied_shape(const PlanHeader& header, const StepShape& shape,
                                                LayerGroup group) {
   const bool rows = header.rows == shape.rows;
@@ -204,8 +204,9 @@ QUIRE_HOST_DEVICE inline ResolvedRow plan_ragged_row(const PlanParams& params,
                            ragged_first_token(params, before));
 }
 
-// Whether positions that the engine supplied for a batch row can be planned: from the group's length
-// on and ascending by one, so far that the seat's rings and banks still hold what was committed.
+// Whether positions that the engine supplied for a batch row can be planned: from the group's
+// length on and ascending by one, so far that the seat's rings and banks still hold what was
+// committed.
 QUIRE_HOST_DEVICE inline bool positions_fit(const PlanParams& params, std::int32_t first_token,
                                             std::int32_t tokens, std::int32_t length) {
   const std::int32_t start = params.positions[first_token];
@@ -289,8 +290,8 @@ QUIRE_HOST_DEVICE inline EntryCounts entries_closed_by(const BatchRowRecord& rec
 }
 
 // The records of the entries that token `token` of a ragged batch row closes, if it lives; `base`
-// is the place of the row's first in the compact lists. (The kernel goes the other way, from a place
-// of a list to its token.)
+// is the place of the row's first in the compact lists. (The kernel goes the other way, from a
+// place of a list to its token.)
 QUIRE_HOST_DEVICE inline void write_closed_entries(const PlanParams& params, std::int32_t token,
                                                    const TokenRecord& record,
                                                    const BatchRowRecord& row,
@@ -356,8 +357,7 @@ QUIRE_HOST_DEVICE inline bool can_keep(const CommitParams& params, const BatchRo
                                        std::int32_t kept) {
   if (kept < 0 || kept > row.live_tokens) return false;
   if (row.live_tokens > params.draft_max + 1 && kept != row.live_tokens) return false;
-  return !params.positions_supplied ||
-         row.start <= params.table.length_of(params.group)[row.seat];
+  return !params.positions_supplied || row.start <= params.table.length_of(params.group)[row.seat];
 }
 
 // Anything but kYes: nothing was changed, and it must be reported.
@@ -398,8 +398,8 @@ struct CommitReport {
   std::int32_t seat;
 };
 
-QUIRE_HOST_DEVICE inline CommitReport commit_report(const CommitParams& params,
-                                                    Committed committed, std::int32_t batch_row) {
+QUIRE_HOST_DEVICE inline CommitReport commit_report(const CommitParams& params, Committed committed,
+                                                    std::int32_t batch_row) {
   DeviceReport& report = *params.plan.report;
   switch (committed) {
     case Committed::kKeptWrong:

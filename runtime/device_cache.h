@@ -61,11 +61,11 @@ struct DeviceCacheOptions {
   std::int64_t hca_page_stride_bytes = 0;
   PageOrder page_order = PageOrder::kLayerMajor;
 
-  // For tenants that hand raw pools to others: what goes to a new owner is zeroed in stream order by
-  // `apply`, before any step of that owner. A page in every layer when an update first names it, a
-  // seat (window ring, CSA state, HCA banks) when an update first names its owner. Costs the writing
-  // of these bytes, and nothing in updates that name neither. The sink is no owner's: reserve it
-  // before the first request.
+  // For tenants that hand raw pools to others: what goes to a new owner is zeroed in stream order
+  // by `apply`, before any step of that owner. A page in every layer when an update first names it,
+  // a seat (window ring, CSA state, HCA banks) when an update first names its owner. Costs the
+  // writing of these bytes, and nothing in updates that name neither. The sink is no owner's:
+  // reserve it before the first request.
   bool clear_on_reuse = false;
 
   // What views show where a step writes nothing. -1, or a location that exists (`reserve_sink`).
@@ -182,8 +182,8 @@ class DeviceCache {
   // seat's flag, null stops none. Absolute: a second commit changes nothing. Inert rows are left
   // alone. So is, and is reported, a row whose kept is negative, above its live tokens, or not all
   // of them where the row is longer than draft_max + 1: it runs once and cannot be taken back; or
-  // whose positions were supplied and begin beyond the length. UsageError: `stop` with a plan of the
-  // draft group.
+  // whose positions were supplied and begin beyond the length. UsageError: `stop` with a plan of
+  // the draft group.
   void enqueue_commit(PlanBufferId buffer, const std::int32_t* kept, const std::uint8_t* stop,
                       StreamView stream, const AppendOptions& options = {});
 
@@ -213,9 +213,9 @@ class DeviceCache {
   void report(PlanBufferId buffer, DeviceReport* to, StreamView stream) const;
 
   // Copies what has become of the first `to.size()` batch rows, as the newest commit of the target
-  // group left it, in stream order (host memory; pinned for CUDA to stay asynchronous). After a visit
-  // of many steps: kept tokens are `length` less what it was before. UsageError: no room, or more
-  // than rows_max.
+  // group left it, in stream order (host memory; pinned for CUDA to stay asynchronous). After a
+  // visit of many steps: kept tokens are `length` less what it was before. UsageError: no room, or
+  // more than rows_max.
   void results(PlanBufferId buffer, std::span<RowResult> to, StreamView stream) const;
 
   // Zeroes pages, seats and step table in place, in stream order; graphs stay valid. Together with

@@ -103,7 +103,7 @@ struct DeviceCache::State {
   StepId next_id = 0;
   SeatStamps named_seats;
   std::vector<OwnedBytes> page_pieces, seat_pieces;  // clear_on_reuse: all of a page, of a seat
-  std::string broken;  // why every later call is refused
+  std::string broken;                                // why every later call is refused
 
   void check_usable() const;
   // Runs `body(begun)`, which enqueues several things that hold only together. What it throws
@@ -142,7 +142,8 @@ struct DeviceCache::State {
   const LayerState& csa_layer(LayerId layer) const;  // UsageError where the kind is another
   const LayerState& hca_layer(LayerId layer) const;
   void clear(StreamView on);
-  // The plan that later work of the visit belongs to. UsageError that says what must be called first.
+  // The plan that later work of the visit belongs to. UsageError that says what must be called
+  // first.
   const Planned& planned(PlanBufferId buffer, const char* call) const;
 
   void find_owned_bytes();

@@ -1,5 +1,5 @@
-// Model specs: the schedules of SPEC 5 layer by layer, and config.json in both spellings, with every
-// kind of bad input refused by field and value. Slices and layer groups are
+// Model specs: the schedules of SPEC 5 layer by layer, and config.json in both spellings, with
+// every kind of bad input refused by field and value. Slices and layer groups are
 // model_spec_groups_test's.
 #include <doctest/doctest.h>
 

@@ -43,8 +43,8 @@ struct AheadRow {
   std::int64_t content;
 };
 
-// Enqueues copies of a step's input rows from the banks, `skip` tokens beyond what the engine counts
-// as the requests' lengths. In a ragged step the rows follow each other.
+// Enqueues copies of a step's input rows from the banks, `skip` tokens beyond what the engine
+// counts as the requests' lengths. In a ragged step the rows follow each other.
 inline void copy_rows(TestEngine& engine, const std::vector<AheadRow>& ahead, StepShape shape,
                       std::int64_t skip = 0) {
   const std::size_t layers = engine.options().spec.layers.size();
