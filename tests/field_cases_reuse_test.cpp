@@ -107,6 +107,45 @@ TEST_CASE("two micro-batches in two plan buffers, one of them planned twice, adv
   CHECK(second_same);
 }
 
+TEST_CASE("a step that waits in its plan buffer does not write for who owns its seat by then") {
+  TestEngineOptions options = small_engine(1, 300);
+  options.limits.plan_buffers = 2;
+  options.limits.run_ahead_max = 1;
+  options.contents = 2;
+  TestEngine engine(test_backend(), options);
+  DeviceCache& device = engine.cache().device();
+  Ledger& ledger = engine.cache().ledger();
+  const RequestId former = engine.admit(0, 300);
+  engine.ragged_step({{former, 7}});
+  ledger.reserve(former, 1).value();
+  const BatchRow row{former, 1};
+  const StepId waiting =
+      engine.cache().begin_step({&row, 1}, StepShape::decode(1), PlanBufferId(1), engine.stream());
+  ledger.release(former);
+  const RequestId owner = engine.admit(1, 300);  // the same seat
+  engine.ragged_step({{owner, 121}});
+
+  device.enqueue_plan(PlanBufferId(1), engine.stream());
+  for (const std::int32_t layer : {0, 1}) {
+    const auto rows = engine.rows_of(LayerId(layer));  // of the other content
+    AppendInputs inputs;
+    inputs.window.data = rows.window_bank;
+    inputs.csa.data = rows.csa_bank;
+    inputs.indexer.data = rows.indexer_bank;
+    inputs.hca.data = rows.hca_bank;
+    device.append(LayerId(layer), PlanBufferId(1), inputs, engine.stream());
+  }
+  device.enqueue_commit(PlanBufferId(1), nullptr, nullptr, engine.stream());
+  DeviceReport report{};
+  device.report(PlanBufferId(1), &report, engine.stream());
+  engine.stream().wait();
+  CHECK(report.rows_of_former_owners == 1);
+  const Outcome nothing{};
+  ledger.settle(waiting, {&nothing, 1});
+  engine.ragged_step({{owner, 1}});
+  CHECK(engine.live_bytes(owner) == alone(options, 1, 122));
+}
+
 // O6
 TEST_CASE("a slow reader beside the stream finds what it holds until it drops the hold") {
   TestEngineOptions options = small_engine(2, 256);
