@@ -72,7 +72,7 @@ void measure(Report& report, Backend& backend, LayerKind kind, const Target& tar
                            : kind == LayerKind::kHca ? "HCA layer"
                                                      : "sliding layer";
   // Of two appends behind one another, the second begins early where there is room for both.
-  const std::string residency = concat("two grids: ", 2 * target.batch, " blocks on ",
+  const std::string residency = concat("two grids: ", 2 * target.batch, " tokens on ",
                                        cuda::decode_append_places(kind, target.batch), " places");
   const auto add = [&](const std::string& what, const Distribution& times,
                        std::optional<double> at_most) {

@@ -72,7 +72,7 @@ class Ledger {
   Ledger& operator=(Ledger&&) noexcept;
 
   // Takes a seat, and sets pages for `promised_tokens` aside, by count: no other request can take
-  // them. `context_max_tokens` is the most tokens that the request may ever hold.
+  // them. `context_max_tokens` is the most tokens that may ever be secured for the request.
   // Shortfall of seats or pages. UsageError: 0 < context_max_tokens <= context_max and
   // 0 <= promised_tokens <= context_max_tokens do not hold, or the request could never fit.
   OrShortfall<RequestId> admit(std::int64_t context_max_tokens, std::int64_t promised_tokens);
@@ -93,8 +93,8 @@ class Ledger {
   // The update stays valid until the next `prepare` or `padding_update`.
   // UsageError: that outcome was not settled, stale or repeated request, tokens not secured (named
   // with row and number), more rows or tokens than the shape, a lookahead out of range, shape beyond
-  // the limits, repeat
-  // outside [1, repeat_max] or of a ragged step with a row longer than draft_max + 1.
+  // the limits, repeat outside [1, repeat_max] or of a ragged step with a row longer than
+  // draft_max + 1.
   const StepUpdate& prepare(std::span<const BatchRow> rows, StepShape shape, PlanBufferId buffer,
                             std::int32_t repeat = 1);
 
@@ -142,8 +142,8 @@ class Ledger {
   // which every later call does.
   void check_invariants() const;
 
-  // Back to the state after construction, but that the sink stays. Handles given before are stale. Step ids start over, so
-  // the device caches must be cleared with it (`DeviceCache::clear`).
+  // Back to the state after construction, but that the sink stays. Handles given before are stale.
+  // Step ids start over, so the device caches must be cleared with it (`DeviceCache::clear`).
   void reset();
 
   const Limits& limits() const;

@@ -20,7 +20,7 @@ enum class LayerKind : std::uint8_t {
 const char* name_of(LayerKind kind);
 
 // Layers whose sequences have lengths of their own in every seat: those of the target model, and
-// those that draft for it (MTP), which may be behind or ahead.
+// those that draft for it (MTP), which may be behind, never ahead.
 enum class LayerGroup : std::int32_t { kTarget, kDraft };
 
 const char* name_of(LayerGroup group);

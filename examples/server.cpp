@@ -184,6 +184,7 @@ bool Server::prefill_step() {
   const auto shape = StepShape::ragged(static_cast<int>(rows.size()),
                                        static_cast<int>(options_.chunk_tokens - room));
   begin(rows, shape, kPrefillBuffer, std::move(prefilled));
+  // Nothing in a prefill depends on the device: what was prepared for a live request is kept.
   for (const BatchRow& row : rows) pending_.back().outcomes.push_back({row.tokens, false});
   model_->enqueue_step(cache_.device(), kPrefillBuffer, shape, stream_);
   events_[pending_.back().place].record(stream_);
@@ -292,8 +293,14 @@ void Server::settle_oldest() {
 void Server::hear_visit(PendingStep& visit, Clock::time_point now) {
   const Heard heard = heard_at(visit.place);
   if (!is_only_stopped_rows(*heard.report)) {
-    throw Error(concat("decode visit ", visit.id, ": the device reports rows that it left out, ",
-                       "the lowest of seat ", heard.report->first_failing_seat));
+    const DeviceReport& report = *heard.report;
+    throw Error(concat(
+        "decode visit ", visit.id, ": the device reports rows at their limit ",
+        report.rows_at_limit, ", out of steps ", report.rows_out_of_steps, ", of a wrong shape ",
+        report.rows_wrong_shape, ", wrongly kept ", report.rows_kept_wrong, ", at wrong positions ",
+        report.rows_wrong_positions, ", of wrong counts ", report.rows_wrong_tokens,
+        ", of former owners ", report.rows_of_former_owners, ", appends without a plan ",
+        report.appends_unplanned, ", tiles that are not finite ", report.nonfinite_tiles));
   }
   for (std::size_t r = 0; r < visit.requests.size(); ++r) {
     Request& request = *visit.requests[r];

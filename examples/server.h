@@ -70,6 +70,7 @@ class Server {
     std::int64_t visits_ahead = 0;  // prepared, not heard
     bool stopped = false;
 
+    // In the cache: the token that is sampled behind the last of them is dropped.
     std::int64_t total() const { return lengths.prompt_tokens + lengths.output_tokens; }
     bool prefilling() const { return tokens < lengths.prompt_tokens; }
     bool finished() const { return !prefilling() && (stopped || tokens >= total()); }

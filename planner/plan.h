@@ -90,10 +90,10 @@ struct alignas(64) DeviceReport {
   std::int32_t rows_out_of_steps;   // made inert: more runs than prepared
   std::int32_t rows_wrong_shape;    // made inert: the replayed shape is not the applied one
   // Commit left alone: kept is negative, above the live tokens, or a part of a row that runs once;
-  // or the plan started beyond the length.
+  // or the plan started beyond the length; or the draft group would get ahead of the target.
   std::int32_t rows_kept_wrong;
   std::int32_t nonfinite_tiles;     // quantised tiles with a NaN or an infinity
-  std::int32_t first_failing_seat;  // the lowest of all the above; kNoSeat: none
+  std::int32_t first_failing_seat;  // the lowest of all that is counted here; kNoSeat: none
   // Appended nothing: no plan of their shape since the update, or one run too many.
   std::int32_t appends_unplanned;
   std::int32_t rows_wrong_positions;  // made inert: supplied positions (PlanInputs::positions)
@@ -110,7 +110,7 @@ static_assert(sizeof(DeviceReport) == 64);
 // by every commit of the target group, and by `apply` before the first.
 struct RowResult {
   std::int32_t length;   // of the seat; padding: 0
-  std::int32_t stopped;  // 1: the seat has stopped itself
+  std::int32_t stopped;  // 1: the seat has stopped itself, or has gone to another request
 };
 static_assert(sizeof(RowResult) == 8);
 

@@ -352,11 +352,16 @@ QUIRE_HOST_DEVICE inline bool may_commit(const CommitParams& params) {
 enum class Committed : std::int32_t { kYes, kKeptWrong, kPaddingKept, kFormerOwner };
 
 // Whether `kept` is what a live batch row can keep. A longer row's state is that after its last
-// token: there is nothing to fall back to. A plan beyond the length would leave a gap.
+// token: there is nothing to fall back to. A plan beyond the length would leave a gap. The draft
+// group may not get ahead of the target: pages follow what the target keeps.
 QUIRE_HOST_DEVICE inline bool can_keep(const CommitParams& params, const BatchRowRecord& row,
                                        std::int32_t kept) {
   if (kept < 0 || kept > row.live_tokens) return false;
   if (row.live_tokens > params.draft_max + 1 && kept != row.live_tokens) return false;
+  if (params.group == LayerGroup::kDraft &&
+      row.start + kept > params.table.length_of(LayerGroup::kTarget)[row.seat]) {
+    return false;
+  }
   return !params.positions_supplied || row.start <= params.table.length_of(params.group)[row.seat];
 }
 

@@ -65,7 +65,8 @@ struct DeviceCacheOptions {
   // by `apply`, before any step of that owner. A page in every layer when an update first names it,
   // a seat (window ring, CSA state, HCA banks) when an update first names its owner. Costs the
   // writing of these bytes, and nothing in updates that name neither. The sink is no owner's:
-  // reserve it before the first request.
+  // reserve it before the first request. Window scratch, views and records of plan buffers are
+  // working memory and are not zeroed.
   bool clear_on_reuse = false;
 
   // What views show where a step writes nothing. -1, or a location that exists (`reserve_sink`).
@@ -109,7 +110,9 @@ struct PlanInputs {
   std::int32_t tokens_per_row = 0;
   // [rows x tokens_per_row] where each token stands; null: from the group's length on. A batch row
   // is made inert, and is reported, whose positions are below that length, do not ascend by one,
-  // are at or above the seat's limit, or more than draft_max beyond the length.
+  // are at or above the seat's limit, or more than draft_max beyond the length. What lies between
+  // the length and the first of them must have been appended by earlier passes of the same step:
+  // that cannot be checked. No view of the plan buffer: a plan writes those while it reads these.
   const std::int32_t* positions = nullptr;
   // [rows] tokens of each batch row; null: as many as were applied and have room. A batch row with
   // more than those, or fewer than none, is made inert and is reported; one that was applied with
@@ -182,7 +185,8 @@ class DeviceCache {
   // seat's flag, null stops none. Absolute: a second commit changes nothing. Inert rows are left
   // alone. So is, and is reported, a row whose kept is negative, above its live tokens, or not all
   // of them where the row is longer than draft_max + 1: it runs once and cannot be taken back; or
-  // whose positions were supplied and begin beyond the length. UsageError: `stop` with a plan of
+  // whose positions were supplied and begin beyond the length; or whose draft group would get ahead
+  // of the target. UsageError: `stop` with a plan of
   // the draft group.
   void enqueue_commit(PlanBufferId buffer, const std::int32_t* kept, const std::uint8_t* stop,
                       StreamView stream, const AppendOptions& options = {});
@@ -214,8 +218,8 @@ class DeviceCache {
 
   // Copies what has become of the first `to.size()` batch rows, as the newest commit of the target
   // group left it, in stream order (host memory; pinned for CUDA to stay asynchronous). After a
-  // visit of many steps: kept tokens are `length` less what it was before. UsageError: no room, or
-  // more than rows_max.
+  // visit of many steps: kept tokens are `length` less what it was before. What stands behind the
+  // batch rows of the applied shape means nothing. UsageError: no room, or more than rows_max.
   void results(PlanBufferId buffer, std::span<RowResult> to, StreamView stream) const;
 
   // Zeroes pages, seats and step table in place, in stream order; graphs stay valid. Together with

@@ -87,19 +87,38 @@ TEST_CASE("a draft plan lives in the step of a target plan that lived, and takes
 
 TEST_CASE("a commit belongs to the newest plan: of another group or shape it does nothing") {
   OneRow one;
+  length_at(one.pair.places(), kDraft, 0) = 96;
+  one.pair.push();
   CommitRequest draft{one.shape};
   draft.group = kDraft;
   one.plan({one.shape});
   one.commit(draft);
-  CHECK(one.length(kDraft) == 100);
+  CHECK(one.length(kDraft) == 96);
   one.plan({one.shape, kDraft});
   one.commit({one.shape});
   CHECK(one.length(kTarget) == 100);
   CHECK(one.steps_left() == 9);
   one.commit({StepShape::decode(1, 3)});
   one.commit(draft);
-  CHECK(one.length(kDraft) == 104);
+  CHECK(one.length(kDraft) == 100);
   CHECK(one.length(kTarget) == 100);
+}
+
+// Pages follow what the target keeps: entries of a draft group ahead of it could lie in another's.
+TEST_CASE("a draft commit that would get ahead of the target is reported and does nothing") {
+  OneRow one;
+  one.plan({one.shape});
+  one.commit({one.shape, {2}});
+  CommitRequest extend{one.shape, {3}};
+  extend.group = kDraft;
+  one.plan({one.shape, kDraft});
+  one.commit(extend);
+  CHECK(one.length(kDraft) == 100);
+  CHECK(one.report().rows_kept_wrong == 1);
+  extend.kept = {2};
+  one.commit(extend);
+  CHECK(one.length(kDraft) == 102);
+  CHECK(one.report().rows_kept_wrong == 1);
 }
 
 TEST_CASE("second commits of both groups change nothing") {

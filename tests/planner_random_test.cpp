@@ -71,7 +71,7 @@ class RandomSteps {
       const std::int32_t length = one_in(3) ? 128 * below(12) : below(1500);
       const std::int32_t limit = length + (one_in(3) ? below(5) : below(1200));
       pair_.seat(s, length, limit);
-      // The draft group is a little behind or ahead, or somewhere else.
+      // The draft group is a little behind, or somewhere else, or ahead, which no commit makes.
       const std::int32_t near = std::clamp(length + below(9) - 4, 0, limit);
       test::length_at(at, kDraft, s) = one_in(3) ? below(length + 1) : near;
       at.table.stopped[s] = one_in(8) ? 1 : 0;

@@ -139,7 +139,11 @@ TEST_CASE("plans with fewer tokens per row are the draft group's alone") {
 TEST_CASE("a commit that would leave a gap behind the length is reported and does nothing") {
   for (const LayerGroup group : {kTarget, kDraft}) {
     OneRow one;
-    if (group == kDraft) one.plan({one.shape});
+    if (group == kDraft) {
+      one.plan({one.shape});
+      length_at(one.pair.places(), kTarget, 0) = 110;
+      one.pair.push();
+    }
     for (const std::int32_t start : {100, 102, 101}) {
       CAPTURE(start);
       one.plan({one.shape, group, from(start), {2}});

@@ -322,8 +322,10 @@ inline void reference_commit(PlanImage& image, const CommitRequest& request,
       const std::int32_t keep = request.kept.empty() ? row.live_tokens : request.kept[i];
       const bool runs_once = row.live_tokens > draft_max + 1;
       const bool leaves_a_gap = request.positions_supplied && row.start > length;
+      const bool gets_ahead = !is_target && std::int64_t{row.start} + keep >
+                                                length_at(at, LayerGroup::kTarget, row.seat);
       if (keep < 0 || keep > row.live_tokens || (runs_once && keep < row.live_tokens) ||
-          leaves_a_gap) {
+          leaves_a_gap || gets_ahead) {
         ++report.rows_kept_wrong;
         report.first_failing_seat = std::min(report.first_failing_seat, row.seat);
       } else {
