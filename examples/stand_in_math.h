@@ -33,12 +33,17 @@ QUIRE_HOST_DEVICE constexpr std::uint32_t wrong_token(std::uint32_t token) {
   return mix(token ^ 0x517CC1B7u);
 }
 
+// In [0, 1): what a hash decides with a probability.
+QUIRE_HOST_DEVICE constexpr float share_of(std::uint32_t hash) {
+  return static_cast<float>(hash >> 8) * 0x1p-24f;
+}
+
 // Whether a draft at a position would be right; so it is for a share of `acceptance` of them.
 QUIRE_HOST_DEVICE constexpr bool draft_is_right(std::uint32_t seed, std::int32_t position,
                                                 float acceptance) {
   const std::uint32_t hash =
       mix(mix(seed ^ 0x2545F491u) ^ mix(static_cast<std::uint32_t>(position)));
-  return static_cast<float>(hash >> 8) * 0x1p-24f < acceptance;
+  return share_of(hash) < acceptance;
 }
 
 enum class RowPart : std::uint32_t { kWindow, kCsa, kIndexer, kHca };

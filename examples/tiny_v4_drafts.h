@@ -48,8 +48,7 @@ QUIRE_HOST_DEVICE inline std::int32_t draft_from_truth(const TinyV4Step& step, s
   constexpr std::uint32_t kWrongDraft = 0x517CC1B7u;
   const std::int32_t token = step.arrays.drafts.truth[place_of(step, seat, position)];
   const std::uint32_t hash = truth_hash(step, seat, position, kWrongDraft);
-  const float share = static_cast<float>(hash >> 8) * 0x1p-24f;
-  return share < step.config.drafts_from_truth.wrong ? token ^ 1 : token;
+  return share_of(hash) < step.config.drafts_from_truth.wrong ? token ^ 1 : token;
 }
 
 // What is tried at a position. The draft layers go on from their own drafts all the same.

@@ -43,9 +43,8 @@ __device__ std::int64_t entry_of_thread(std::int64_t block) {
 constexpr int kPieceBytes = kPerThread * static_cast<int>(sizeof(float));
 using CsaStage = C4Stage<kThreads, kPieceBytes>;
 
-__device__ inline PlanRecord padding_record() {
-  return {kPaddingRaggedId, kPaddingRaggedId, kPaddingRaggedId, kPaddingRaggedId};
-}
+// A value: device code has no address of the constant, which a choice between two would take.
+__device__ inline PlanRecord padding_record() { return kPaddingRecord; }
 
 // Entries of one part, as c4_stream.cuh has them: number `first` of the compact list and every
 // `step`-th behind it.
@@ -206,7 +205,8 @@ __device__ void keep_long_fold(const AppendParams& params, const BatchRowRecord&
   store_fold<Main>(part, row.seat, row.start + row.live_tokens, folds);
 }
 
-__device__ inline bool keeps_long_fold(const AppendParams& params, const BatchRowRecord& row) {
+// Its window goes through the scratch, and it leaves one fold behind.
+__device__ inline bool is_long_and_lives(const AppendParams& params, const BatchRowRecord& row) {
   return row.seat >= 0 && row.live_tokens > 0 && !is_short(params.geometry, row.live_tokens);
 }
 
@@ -255,7 +255,7 @@ __device__ void append_hca_items(const AppendParams& params, const PlanHeader& h
        index += std::int64_t{gridDim.x} * kHcaGroups) {
     if (index >= entries) {
       const BatchRowRecord row = params.rows[index - entries];
-      if (keeps_long_fold(params, row) && !resumes_entry(params, row)) {
+      if (is_long_and_lives(params, row) && !resumes_entry(params, row)) {
         keep_long_fold<kType>(params, row, stages);
       }
       continue;
@@ -265,7 +265,7 @@ __device__ void append_hca_items(const AppendParams& params, const PlanHeader& h
     turn ^= 1;
     if (record.window_len == 0) continue;
     const BatchRowRecord row = params.rows[record.batch_id];
-    if (keeps_long_fold(params, row)) keep_long_fold<kType>(params, row, stages);
+    if (is_long_and_lives(params, row)) keep_long_fold<kType>(params, row, stages);
   }
 }
 
@@ -299,10 +299,6 @@ __device__ void copy_entry(const EntryPool& from, std::int64_t from_location, co
   }
 }
 
-__device__ inline bool reads_scratch(const AppendParams& params, const BatchRowRecord& row) {
-  return row.seat >= 0 && row.live_tokens > 0 && !is_short(params.geometry, row.live_tokens);
-}
-
 // A long batch row's window of at most 128 entries is copied by some warps, each a part of it.
 constexpr int kCopyWarpsPerRow = 16;
 constexpr int kCopyEntriesPerWarp = 128 / kCopyWarpsPerRow;
@@ -319,7 +315,7 @@ __device__ void for_window_entries(std::int64_t part, const Copy& copy) {
 __device__ void copy_older_window(const AppendParams& params, std::int64_t part) {
   const auto batch_row = static_cast<std::int32_t>(part / kCopyWarpsPerRow);
   const BatchRowRecord row = params.rows[batch_row];
-  if (!reads_scratch(params, row)) return;
+  if (!is_long_and_lives(params, row)) return;
   for_window_entries(part, [&](int k) {
     const std::int32_t j = k - 127;  // relative to the chunk's first token
     if (j >= 0 || row.start + j < 0) return;
@@ -446,7 +442,7 @@ __device__ void write_state(const AppendParams& params, std::int64_t index) {
 // The last tokens of a long row, from scratch to the seat's ring. By one warp.
 __device__ void keep_window(const AppendParams& params, std::int64_t part) {
   const BatchRowRecord row = params.rows[part / kCopyWarpsPerRow];
-  if (!reads_scratch(params, row)) return;
+  if (!is_long_and_lives(params, row)) return;
   for_window_entries(part, [&](int k) {
     const std::int32_t j = row.live_tokens - 1 - k;
     if (j < 0) return;

@@ -57,6 +57,20 @@ TEST_CASE("rows of more than four drafts fit the ring: any kept prefix has a pla
   }
 }
 
+// One token's rows, read where they lie in the banks.
+AppendInputs inputs_in_bank(TestEngine& engine, LayerId layer, std::int64_t at) {
+  const auto rows = engine.rows_of(layer);
+  AppendInputs inputs;
+  inputs.window.data = rows.window_bank + at * 512 * 2;
+  if (rows.csa_bank != nullptr) {
+    inputs.csa.data = rows.csa_bank + at * 2048 * 4;
+    inputs.indexer.data = rows.indexer_bank + at * 512 * 4;
+  } else {
+    inputs.hca.data = rows.hca_bank + at * 1024 * 4;
+  }
+  return inputs;
+}
+
 // P13
 TEST_CASE("two micro-batches in two plan buffers, one of them planned twice, advance once each") {
   TestEngineOptions options = small_engine(2, 300);
@@ -70,16 +84,8 @@ TEST_CASE("two micro-batches in two plan buffers, one of them planned twice, adv
   engine.ragged_step({{requests[0], 3}, {requests[1], 120}});
   // The one input row of a micro-batch is read where it lies in the bank.
   const auto append = [&](LayerId layer, std::int64_t batch) {
-    const auto rows = engine.rows_of(layer);
     const std::int64_t at = batch * engine.options().bank_tokens + engine.length(requests[batch]);
-    AppendInputs inputs;
-    inputs.window.data = rows.window_bank + at * 512 * 2;
-    if (rows.csa_bank != nullptr) {
-      inputs.csa.data = rows.csa_bank + at * 2048 * 4;
-      inputs.indexer.data = rows.indexer_bank + at * 512 * 4;
-    } else {
-      inputs.hca.data = rows.hca_bank + at * 1024 * 4;
-    }
+    const AppendInputs inputs = inputs_in_bank(engine, layer, at);
     device.append(layer, buffers[batch], inputs, engine.stream());
   };
   for (int turn = 0; turn < 140; ++turn) {
@@ -127,12 +133,7 @@ TEST_CASE("a step that waits in its plan buffer does not write for who owns its 
 
   device.enqueue_plan(PlanBufferId(1), engine.stream());
   for (const std::int32_t layer : {0, 1}) {
-    const auto rows = engine.rows_of(LayerId(layer));  // of the other content
-    AppendInputs inputs;
-    inputs.window.data = rows.window_bank;
-    inputs.csa.data = rows.csa_bank;
-    inputs.indexer.data = rows.indexer_bank;
-    inputs.hca.data = rows.hca_bank;
+    const AppendInputs inputs = inputs_in_bank(engine, LayerId(layer), 0);  // of the other content
     device.append(LayerId(layer), PlanBufferId(1), inputs, engine.stream());
   }
   device.enqueue_commit(PlanBufferId(1), nullptr, nullptr, engine.stream());
