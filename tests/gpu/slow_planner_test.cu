@@ -57,7 +57,7 @@ __global__ void probe_kernel(const __grid_constant__ ProbeParams params) {
 }
 
 // Plan and appends of a step, in one of several ways.
-enum class Way { kPlain, kThreePlans, kFork };
+enum class Way { kPlain, kThreePlans, kForkFirst, kForkLast };
 
 class SlowEngine {
  public:
@@ -75,8 +75,8 @@ class SlowEngine {
     engine_.cache().begin_padding_step(shape, kBuffer, engine_.stream());
     engine_.stream().wait();
     Capture capture(engine_.backend(), engine_.stream());
-    if (way == Way::kFork) {
-      enqueue_forked(shape);
+    if (way == Way::kForkFirst || way == Way::kForkLast) {
+      enqueue_forked(shape, way == Way::kForkFirst);
     } else {
       if (way == Way::kThreePlans) {
         for (int i = 0; i < 2; ++i) plan();
@@ -90,14 +90,16 @@ class SlowEngine {
  private:
   void plan() { engine_.cache().device().enqueue_plan(kBuffer, engine_.stream()); }
 
-  // Layer 0 on the side while layer 1 runs here, both right behind the plan.
-  void enqueue_forked(StepShape shape) {
+  // Layer 0 on the side while layer 1 runs here, both right behind the plan, enqueued in either
+  // order.
+  void enqueue_forked(StepShape shape, bool side_first) {
     plan();
     forked_.record(engine_.stream());
     forked_.join_into(side_);
-    engine_.enqueue_append(LayerId(0), shape, side_);
-    joined_.record(side_);
+    if (side_first) engine_.enqueue_append(LayerId(0), shape, side_);
     engine_.enqueue_append(LayerId(1), shape, engine_.stream());
+    if (!side_first) engine_.enqueue_append(LayerId(0), shape, side_);
+    joined_.record(side_);
     joined_.join_into(engine_.stream());
     engine_.enqueue_append(LayerId(2), shape, engine_.stream());
     engine_.enqueue_append(LayerId(3), shape, engine_.stream());
@@ -143,7 +145,7 @@ TEST_CASE("decode steps behind a slow planner give the host's bytes, in all PDL 
   const auto expected = host_bytes(0);
   const StepShape shape = StepShape::decode(2);
   for (const Pdl pdl : kModes) {
-    for (const Way way : {Way::kPlain, Way::kThreePlans, Way::kFork}) {
+    for (const Way way : {Way::kPlain, Way::kThreePlans, Way::kForkFirst, Way::kForkLast}) {
       CAPTURE(static_cast<int>(pdl));
       CAPTURE(static_cast<int>(way));
       SlowEngine slow(pdl);

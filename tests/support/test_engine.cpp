@@ -218,6 +218,19 @@ StepId TestEngine::begin(std::span<const StepRow> rows, StepShape shape) {
   return id;
 }
 
+void TestEngine::poison_inputs() {
+  const auto poison = [&](auto& array) {
+    backend_->fill(array.data(), 0xFF,
+                   static_cast<std::int64_t>(array.size() * sizeof(*array.data())), stream_);
+  };
+  poison(kept_);
+  for (LayerRows& layer : layers_) {
+    for (auto* input : {&layer.window, &layer.csa, &layer.indexer, &layer.hca}) {
+      if (*input != nullptr) poison(**input);
+    }
+  }
+}
+
 void TestEngine::enqueue_append(LayerId layer, StepShape, StreamView stream) {
   LayerRows& rows = layers_[static_cast<std::size_t>(layer.value)];
   AppendInputs inputs;

@@ -79,8 +79,11 @@ class TestEngine {
   // One ragged step of exactly these rows, short ones first.
   void ragged_step(std::vector<StepRow> rows);
 
-  // Parts of a step, for tests that put something between them. `begin` uploads the rows too.
+  // Parts of a step, for tests that put something between them. `begin` uploads the rows and the
+  // kept counts too; where kernels of the graph write them, `poison_inputs` behind it makes rows of
+  // NaN and counts that no row can have, so that nothing comes right without those kernels.
   StepId begin(std::span<const StepRow> rows, StepShape shape);
+  void poison_inputs();
   void enqueue_body(StepShape shape, StreamView stream);
   void enqueue_append(LayerId layer, StepShape shape, StreamView stream);
   void enqueue_commit(StreamView stream);
@@ -93,6 +96,7 @@ class TestEngine {
     std::byte *window, *csa, *indexer, *hca;
   };
   RowPointers rows_of(LayerId layer);
+  std::int32_t* kept() { return kept_.data(); }  // [rows_max], what commit reads
 
   Snapshot snapshot();
   // In canonical order: per layer the window entries, then CSA and indexer entries and state rows, or
