@@ -131,7 +131,6 @@ void place_plan_buffer(PlanBufferLayout& buffer, Cursor& cursor, const Limits& l
   };
   const std::int64_t rows = limits.rows_max;
   const std::int64_t tokens = limits.tokens_max;
-  buffer.header = take("plan header", 1, sizeof(PlanHeader));
   buffer.report = take("device report", 1, sizeof(DeviceReport));
   buffer.row_seats = take("applied seats", rows, 4);
   buffer.row_tokens = take("applied tokens", rows, 4);
@@ -209,6 +208,10 @@ MemoryLayout make_memory_layout(const ModelSpec& spec, const Limits& limits,
   place_step_table(layout, cursor, spec, limits);
   layout.step_table = cursor.region_since(start);
   start = cursor.at();
+  for (PlanBufferLayout& buffer : layout.buffers) {
+    buffer.header = cursor.take("plan header", 1, sizeof(PlanHeader));
+  }
+  layout.step_table_and_headers = cursor.region_since(layout.step_table.offset);
   for (PlanBufferLayout& buffer : layout.buffers) {
     place_plan_buffer(buffer, cursor, limits, layout.view_page_table_stride);
   }

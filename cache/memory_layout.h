@@ -6,7 +6,7 @@
 //   seats       per layer: window ring; then state rings of both CSA compressors, or HCA banks
 //   scratch     per plan buffer: one layer's worth of window entries, shared by its layers
 //   step table  lengths of each layer group, limit, stopped, owner, page table
-//   plan buffers
+//   plan buffers  the headers of all, then of each the rest
 //
 // Every part starts on a multiple of 256 bytes. Offsets are from the start of the arena.
 #pragma once
@@ -61,6 +61,9 @@ struct PlanBufferLayout {
 
 struct MemoryLayout {
   MemoryPart pages, seats, scratch, step_table, plan_buffers;  // adjoining, in this order
+  // With the headers, at the front of the plan buffers: what a clear must zero to make every plan
+  // made before it void, in one piece.
+  MemoryPart step_table_and_headers;
   std::vector<LayerLayout> layers;
   StepTableLayout table;
   std::vector<PlanBufferLayout> buffers;

@@ -300,7 +300,8 @@ void Server::hear_visit(PendingStep& visit, Clock::time_point now) {
         report.rows_wrong_shape, ", wrongly kept ", report.rows_kept_wrong, ", at wrong positions ",
         report.rows_wrong_positions, ", of wrong counts ", report.rows_wrong_tokens,
         ", of former owners ", report.rows_of_former_owners, ", appends without a plan ",
-        report.appends_unplanned, ", tiles that are not finite ", report.nonfinite_tiles));
+        report.appends_unplanned, ", commits without a plan ", report.commits_unplanned,
+        ", tiles that are not finite ", report.nonfinite_tiles));
   }
   for (std::size_t r = 0; r < visit.requests.size(); ++r) {
     Request& request = *visit.requests[r];

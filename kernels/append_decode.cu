@@ -81,7 +81,7 @@ struct Token {
 __device__ inline Token load_token(const AppendParams& params, std::int64_t input_row) {
   const bool exists = input_row < params.shape.tokens;
   Token token;
-  token.planned = load_is_planned(params.header, params.shape);
+  token.planned = load_is_planned(params);
   token.record = load_record(params.tokens + (exists ? input_row : 0));
   token.live = token.planned && exists && token.record.seat >= 0;
   return token;
@@ -214,7 +214,7 @@ template <class P, int kRowsAhead>
 __device__ void decode_hca(const AppendParams& params, std::int64_t batch_row,
                            Scratch<P>& scratch) {
   const HcaPart& part = params.hca;
-  const bool planned = load_is_planned(params.header, params.shape);
+  const bool planned = load_is_planned(params);
   const BatchRowRecord row = load_record(params.rows + batch_row);
   const HcaSpan span{row.first_token, row.start, planned && row.seat >= 0 ? row.live_tokens : 0};
   ShortRows<P, kRowsAhead> rows;

@@ -143,7 +143,7 @@ __device__ void append_csa_entries(const AppendParams& params, int block, int bl
 #pragma unroll
   for (int i = 0; i < kC4Window; ++i) bias[i] = load_c4_bias<P>(csa_part<P>(params), i);
   const PlanHeader header = load_header(params.header);
-  if (!is_planned(header, params.shape)) return;
+  if (!is_planned(header, params.shape, params.planned_form)) return;
   job.start(min_of(header.csa_entries, params.csa_entry_capacity));
   stream_c4_entries(job, bias, stages);
 }
@@ -276,7 +276,7 @@ __global__ void __launch_bounds__(kHcaThreads)
   pdl_wait();
   pdl_trigger();
   const PlanHeader header = load_header(params.header);
-  if (!is_planned(header, params.shape)) return;
+  if (!is_planned(header, params.shape, params.planned_form)) return;
   const int group = HcaGroup::group();
   with_row_type(params.hca.rows, [&](auto type) {
     append_hca_items<decltype(type)::value>(params, header, hca_stages[group], scratch[group]);
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(kThreads, kWindowBlocksPerSm)
   pdl_wait();
   pdl_trigger();
   const PlanHeader header = load_header(params.header);
-  if (!is_planned(header, params.shape)) return;
+  if (!is_planned(header, params.shape, params.planned_form)) return;
   const WindowWork work = window_work(params, header.used_rows, header.used_tokens);
   const std::int64_t warps = std::int64_t{gridDim.x} * kWarps;
   std::int64_t at = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
@@ -460,7 +460,7 @@ __global__ void __launch_bounds__(kThreads)
   pdl_wait();
   pdl_trigger();
   const PlanHeader header = load_header(params.header);
-  if (!is_planned(header, params.shape)) {
+  if (!is_planned(header, params.shape, params.planned_form)) {
     if (threadIdx.x < kWarp) report_unplanned(params);
     return;
   }

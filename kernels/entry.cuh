@@ -130,25 +130,19 @@ __device__ inline PlanHeader load_header(const PlanHeader* header) {
   const int4 planned = load_int4_at_l2(&header->planned_rows);
   const int4 counts = load_int4_at_l2(&header->short_rows);
   const int4 rest = load_int4_at_l2(&header->used_rows);
-  return {applied.x, applied.y,
-          applied.z, applied.w,
-          planned.x, planned.y,
-          planned.z, planned.w,
-          counts.x,  counts.y,
-          counts.z,  counts.w,
-          rest.x,    static_cast<LayerGroup>(rest.y),
-          {}};
+  return {applied.x, applied.y, applied.z, applied.w, planned.x, planned.y, planned.z,
+          planned.w, counts.x,  counts.y,  counts.z,  counts.w,  rest.x,    {}};
 }
 
-// Of the header only what tells whether the shape was planned.
-__device__ inline bool load_is_planned(const PlanHeader* header, const StepShape& shape) {
-  const int4 planned = load_int4_at_l2(&header->planned_rows);
+// Of the header only what tells whether this step was planned: one load.
+__device__ inline bool load_is_planned(const AppendParams& params) {
+  const int4 planned = load_int4_at_l2(&params.header->planned_rows);
   PlanHeader part{};
   part.planned_rows = planned.x;
-  part.planned_tokens_per_row = planned.y;
+  part.planned_form = planned.y;
   part.planned_tokens = planned.z;
   part.steps_at_plan = planned.w;
-  return is_planned(part, shape);
+  return is_planned(part, params.shape, params.planned_form);
 }
 
 // A plan record, at L2 for the same reason.

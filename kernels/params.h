@@ -106,6 +106,7 @@ struct NextLayer {
 
 struct AppendParams {
   StepShape shape;
+  std::int32_t planned_form = 0;  // plan_form() of the shape and the layer's group
   PlanGeometry geometry;
   const PlanHeader* header = nullptr;
   const BatchRowRecord* rows = nullptr;     // [shape.rows]
@@ -128,11 +129,13 @@ struct AppendParams {
 };
 
 // Whether the records in the plan buffer are those of this step: its update was planned, in this
-// shape. Where they are not, they name the pages of a step before it.
-QUIRE_HOST_DEVICE inline bool is_planned(const PlanHeader& header, const StepShape& shape) {
-  return header.steps_at_plan > 0 && header.planned_rows == shape.rows &&
-         header.planned_tokens_per_row == shape.tokens_per_row &&
-         header.planned_tokens == shape.tokens;
+// shape and for this layer group. Where they are not, they name the pages of a step before it, or
+// the positions of the other group.
+QUIRE_HOST_DEVICE inline bool is_planned(const PlanHeader& header, const StepShape& shape,
+                                         std::int32_t form) {
+  // No branches: loads of the header need not wait for each other.
+  return (header.steps_at_plan > 0) & (header.planned_rows == shape.rows) &
+         (header.planned_form == form) & (header.planned_tokens == shape.tokens);
 }
 
 // --- The step around it ---

@@ -56,29 +56,36 @@ struct alignas(16) TokenRecord {
 };
 static_assert(sizeof(TokenRecord) == 48);
 
-// The device side of a plan buffer begins with this.
+// What the device knows of the update of a plan buffer and of its newest plan. All zero: nothing was
+// applied, nothing planned.
 struct PlanHeader {
   std::int32_t rows;            // of the applied shape
   std::int32_t tokens_per_row;  // 0: ragged
   std::int32_t tokens;
   std::int32_t steps_left;     // runs that the applied update still allows
-  // Of the newest plan; in a draft pass batch rows have fewer tokens than were applied.
-  std::int32_t planned_rows, planned_tokens_per_row, planned_tokens;
-  // steps_left when the target group was planned: its commit sets steps_left from it, and plans of
-  // the draft group live as long as it is above 0.
+  // Of the newest plan; in a draft pass batch rows have fewer tokens than were applied. The form is
+  // `plan_form`: appends and commits see the group without a further word.
+  std::int32_t planned_rows, planned_form, planned_tokens;
+  // steps_left when the target group was planned, 0 in a wrong shape: its commit sets steps_left
+  // from it, and plans of the draft group live as long as it is above 0.
   std::int32_t steps_at_plan;
   std::int32_t short_rows;     // ragged: leading batch rows that read the ring
   std::int32_t csa_entries;    // live records of the compact list
   std::int32_t hca_entries;    // likewise
   std::int32_t used_tokens;    // input rows up to the end of the last batch row that has any
   std::int32_t used_rows;      // batch rows up to the last that has a seat
-  LayerGroup planned_group;
-  std::int32_t reserved[2];
+  std::int32_t reserved[3];
 };
 static_assert(sizeof(PlanHeader) == 64);
 // Kernels load it in pieces of 16 bytes.
 static_assert(offsetof(PlanHeader, planned_rows) == 16 && offsetof(PlanHeader, short_rows) == 32 &&
               offsetof(PlanHeader, used_rows) == 48);
+
+// A plan's tokens per batch row and its layer group in one word: of the draft group the complement.
+QUIRE_HOST_DEVICE constexpr std::int32_t plan_form(std::int32_t tokens_per_row, LayerGroup group) {
+  return tokens_per_row ^ -static_cast<std::int32_t>(group);
+}
+static_assert(plan_form(3, LayerGroup::kTarget) == 3 && plan_form(3, LayerGroup::kDraft) == ~3);
 
 // What the device noticed, cleared by `apply`, added to by every plan, append and commit until the
 // next. 64 bytes, to be copied with the tokens.
@@ -94,7 +101,8 @@ struct alignas(64) DeviceReport {
   std::int32_t rows_kept_wrong;
   std::int32_t nonfinite_tiles;     // quantised tiles with a NaN or an infinity
   std::int32_t first_failing_seat;  // the lowest of all that is counted here; kNoSeat: none
-  // Appended nothing: no plan of their shape since the update, or one run too many.
+  // Appended nothing: the newest plan since the update is of another shape or of the other layer
+  // group, there is none, or it is of one run too many.
   std::int32_t appends_unplanned;
   std::int32_t rows_wrong_positions;  // made inert: supplied positions (PlanInputs::positions)
   std::int32_t rows_wrong_tokens;     // made inert: supplied counts (PlanInputs::row_tokens)
@@ -102,7 +110,8 @@ struct alignas(64) DeviceReport {
   std::int32_t padding_rows_kept;
   // Made inert: their seat has gone to another request since the update that named them.
   std::int32_t rows_of_former_owners;
-  std::int32_t reserved[4];
+  std::int32_t commits_unplanned;  // moved nothing, as appends_unplanned appended nothing
+  std::int32_t reserved[3];
 };
 static_assert(sizeof(DeviceReport) == 64);
 

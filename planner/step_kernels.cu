@@ -29,7 +29,10 @@ __global__ void __launch_bounds__(kPlannerThreads)
     commit_kernel(const __grid_constant__ CommitParams params) {
   pdl_wait();
   pdl_trigger();
-  if (!may_commit(params)) return;
+  if (!may_commit(params)) {
+    if (thread_in_grid() == 0) atomicAdd(&params.plan.report->commits_unplanned, 1);
+    return;
+  }
   const std::int64_t i = thread_in_grid();
   if (i == 0 && params.group == LayerGroup::kTarget) {
     // No thread of this kernel reads it.

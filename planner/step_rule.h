@@ -128,14 +128,16 @@ QUIRE_HOST_DEVICE inline AppliedPlan applied_plan(const PlanParams& params) {
 }
 
 // Says what was planned, in fields that no plan of the same group reads. Under another shape than
-// the applied one nothing was: no append and no commit finds its plan.
+// the applied one nothing was: no append and no commit finds its plan, and behind the target's no
+// draft group lives.
 QUIRE_HOST_DEVICE inline void note_plan(const PlanParams& params, const AppliedPlan& applied) {
   PlanHeader& header = *params.plan.header;
   header.planned_rows = applied.same_shape ? params.shape.rows : -1;
-  header.planned_tokens_per_row = params.shape.tokens_per_row;
+  header.planned_form = plan_form(params.shape.tokens_per_row, params.group);
   header.planned_tokens = params.shape.tokens;
-  header.planned_group = params.group;
-  if (params.group == LayerGroup::kTarget) header.steps_at_plan = applied.steps_left;
+  if (params.group == LayerGroup::kTarget) {
+    header.steps_at_plan = applied.same_shape ? applied.steps_left : 0;
+  }
 }
 
 // Compilers like to load where the value is used, behind a branch. On a device that makes one wait
@@ -343,10 +345,11 @@ QUIRE_HOST_DEVICE inline std::int32_t* report_counter(DeviceReport& report, Iner
 
 // --- Commit ---
 
-// Only of what was planned last: an update without its plan has records of an earlier one.
+// Only of what was planned last: an update without its plan has records of an earlier one. What may
+// not is counted in `DeviceReport::commits_unplanned`.
 QUIRE_HOST_DEVICE inline bool may_commit(const CommitParams& params) {
-  const PlanHeader& header = *params.plan.header;
-  return is_planned(header, params.shape) & (header.planned_group == params.group);
+  return is_planned(*params.plan.header, params.shape,
+                    plan_form(params.shape.tokens_per_row, params.group));
 }
 
 enum class Committed : std::int32_t { kYes, kKeptWrong, kPaddingKept, kFormerOwner };

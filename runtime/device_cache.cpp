@@ -157,11 +157,12 @@ std::size_t DeviceCache::State::index_of(PlanBufferId buffer) const {
   return static_cast<std::size_t>(buffer.value);
 }
 
-// Plan buffers and scratch are working memory: what they hold means nothing without an update.
+// Plan buffers and scratch are working memory: what they hold means nothing without a header that
+// says so. Owners are counted anew, so what was applied before names them wrongly: the headers go.
 void DeviceCache::State::clear(StreamView on) {
   const auto what = [] { return "the clear"; };
   do_whole(what, [&](bool& begun) {
-    for (const MemoryPart& part : {layout.pages, layout.seats, layout.step_table}) {
+    for (const MemoryPart& part : {layout.pages, layout.seats, layout.step_table_and_headers}) {
       if (part.bytes == 0) continue;
       backend.fill(base + part.offset, 0, part.bytes, on);
       begun = true;

@@ -174,8 +174,9 @@ class DeviceCache {
   // All cache work of one layer for the parts given. After it, on the stream, queries of this step
   // may read everything up to their own position in this layer. The first append after each
   // enqueue_plan, and every append on another stream than its plan's, is launched plainly whatever
-  // the options say. UsageError: layer not bound, a part that the layer's kind does not have,
-  // misaligned pointer or stride, nothing planned, or planned for the other layer group.
+  // the options say. A replay behind another plan, of another shape or the other layer group,
+  // appends nothing and is reported. UsageError: layer not bound, a part that the layer's kind does
+  // not have, misaligned pointer or stride, nothing planned, or planned for the other layer group.
   void append(LayerId layer, PlanBufferId buffer, const AppendInputs& inputs, StreamView stream,
               const AppendOptions& options = {});
 
@@ -186,8 +187,8 @@ class DeviceCache {
   // alone. So is, and is reported, a row whose kept is negative, above its live tokens, or not all
   // of them where the row is longer than draft_max + 1: it runs once and cannot be taken back; or
   // whose positions were supplied and begin beyond the length; or whose draft group would get ahead
-  // of the target. UsageError: `stop` with a plan of
-  // the draft group.
+  // of the target. A replay behind another plan than this one does nothing and is reported, as that
+  // of an append is. UsageError: `stop` with a plan of the draft group.
   void enqueue_commit(PlanBufferId buffer, const std::int32_t* kept, const std::uint8_t* stop,
                       StreamView stream, const AppendOptions& options = {});
 
@@ -223,7 +224,9 @@ class DeviceCache {
   void results(PlanBufferId buffer, std::span<RowResult> to, StreamView stream) const;
 
   // Zeroes pages, seats and step table in place, in stream order; graphs stay valid. Together with
-  // `Ledger::reset`. Where the machine fails halfway, every later call says so.
+  // `Ledger::reset`. What was applied or planned before is void: until the next update a replayed
+  // plan finds no rows, and replayed appends and commits do nothing and are reported as unplanned.
+  // Reports stay until then. Where the machine fails halfway, every later call says so.
   void clear(StreamView stream);
 
   // The regions, for tests and for engines that copy memory themselves.

@@ -344,6 +344,7 @@ void DeviceCache::append(LayerId layer, PlanBufferId id, const AppendInputs& inp
   const Pdl pdl = effective_pdl(buffer, shape, stream, options.pdl);
   AppendParams params;
   params.shape = shape;
+  params.planned_form = plan_form(shape.tokens_per_row, layers);
   params.geometry = state.geometry;
   params.header = buffer.plan.header;
   params.rows = buffer.plan.rows;

@@ -115,6 +115,7 @@ class Layer {
 
     AppendParams params = common_params();
     params.shape = plan.shape;
+    params.planned_form = plan_form(plan.shape.tokens_per_row, LayerGroup::kTarget);
     params.header = header.data();
     params.rows = rows.data();
     params.tokens = records.data();

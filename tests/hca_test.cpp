@@ -79,6 +79,7 @@ class Layer {
 
     AppendParams params;
     params.shape = shape;
+    params.planned_form = plan_form(shape.tokens_per_row, LayerGroup::kTarget);
     params.header = header_there.data();
     params.geometry = kGeometry;
     params.rows = rows_there.data();

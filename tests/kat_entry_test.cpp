@@ -63,6 +63,7 @@ std::vector<std::uint8_t> append_entry(const Entry& entry, std::int64_t d,
 
   AppendParams params;
   params.shape = StepShape::decode(1, tokens);
+  params.planned_form = plan_form(tokens, LayerGroup::kTarget);
   params.geometry = {192, kDraftMax, 8, 2, -1, -1, -1, -1};
   params.header = header.data();
   params.rows = row_records.data();

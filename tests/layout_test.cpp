@@ -93,6 +93,16 @@ void check_layout(const MemoryLayout& layout) {
   }
   CHECK(at == layout.bytes().total());
   CHECK(layout.plan_buffers.end() == layout.bytes().total());
+  // What a clear zeroes in one piece: the step table and every header, nothing else.
+  const MemoryPart& cleared = layout.step_table_and_headers;
+  const auto headers = static_cast<std::int64_t>(layout.buffers.size()) * kPartAlignment;
+  CHECK(cleared.offset == layout.step_table.offset);
+  CHECK(cleared.bytes == layout.step_table.bytes + headers);
+  for (const PlanBufferLayout& buffer : layout.buffers) {
+    CHECK(buffer.header.offset >= layout.plan_buffers.offset);
+    CHECK(buffer.header.end() <= cleared.end());
+    CHECK(buffer.report.offset >= cleared.end());
+  }
 }
 
 TEST_CASE("no two parts overlap, each is aligned, and together they are the total") {

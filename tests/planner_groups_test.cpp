@@ -85,7 +85,7 @@ TEST_CASE("a draft plan lives in the step of a target plan that lived, and takes
   CHECK(one.length(kDraft) == 102);
 }
 
-TEST_CASE("a commit belongs to the newest plan: of another group or shape it does nothing") {
+TEST_CASE("a commit belongs to the newest plan: of another group or shape it is only reported") {
   OneRow one;
   length_at(one.pair.places(), kDraft, 0) = 96;
   one.pair.push();
@@ -94,14 +94,55 @@ TEST_CASE("a commit belongs to the newest plan: of another group or shape it doe
   one.plan({one.shape});
   one.commit(draft);
   CHECK(one.length(kDraft) == 96);
+  CHECK(one.report().commits_unplanned == 1);
   one.plan({one.shape, kDraft});
   one.commit({one.shape});
   CHECK(one.length(kTarget) == 100);
   CHECK(one.steps_left() == 9);
+  CHECK(one.report().commits_unplanned == 2);
   one.commit({StepShape::decode(1, 3)});
+  CHECK(one.report().commits_unplanned == 3);
   one.commit(draft);
   CHECK(one.length(kDraft) == 100);
   CHECK(one.length(kTarget) == 100);
+  CHECK(one.report().commits_unplanned == 3);
+  CHECK(one.report().first_failing_seat == DeviceReport::kNoSeat);
+}
+
+TEST_CASE("a commit without a plan since the update, or of one run too many, is reported") {
+  OneRow one(1);
+  one.commit({one.shape});
+  CHECK(one.report().commits_unplanned == 1);
+  one.plan({one.shape});
+  one.commit({one.shape});
+  one.commit({one.shape});  // again, which is legal
+  CHECK(one.report().commits_unplanned == 1);
+  one.plan({one.shape});
+  one.commit({one.shape});
+  CHECK(one.report().commits_unplanned == 2);
+  CHECK(one.length(kTarget) == 104);
+  apply_seats(one.pair, one.shape, 1);
+  CHECK(one.report().commits_unplanned == 0);
+}
+
+// A shape of fewer batch rows says nothing of the rest, which must not live either.
+TEST_CASE("behind a target plan of the wrong shape no draft plan lives, in no batch row") {
+  const StepShape shape = StepShape::decode(3, 2);
+  PlanPair pair(sizes_of_both_groups(3, shape));
+  fill_seats(pair, 3);
+  apply_seats(pair, shape, 3);
+  pair.plan({StepShape::decode(1, 2)});
+  pair.check_equal("planned");
+  CHECK(pair.places().plan.header->steps_at_plan == 0);
+  pair.plan({shape, kDraft});
+  pair.check_equal("planned");
+  for (std::int32_t r = 0; r < 3; ++r) CHECK(pair.places().plan.rows[r].live_tokens == 0);
+  CHECK(pair.places().plan.report->rows_wrong_shape == 1);
+  CHECK(pair.places().plan.report->rows_out_of_steps == 2);
+  pair.plan({shape});
+  pair.plan({shape, kDraft});
+  pair.check_equal("planned");
+  for (std::int32_t r = 0; r < 3; ++r) CHECK(pair.places().plan.rows[r].live_tokens == 2);
 }
 
 // Pages follow what the target keeps: entries of a draft group ahead of it could lie in another's.

@@ -236,6 +236,7 @@ class RandomSteps {
     counts["wrong tokens"] += report.rows_wrong_tokens;
     counts["padding kept"] += report.padding_rows_kept;
     counts["former owners"] += report.rows_of_former_owners;
+    counts["commits unplanned"] += report.commits_unplanned;
   }
 
   test::Random random_;
@@ -260,7 +261,8 @@ TEST_CASE("random tables, updates, plans and commits of both groups give the ref
   for (const char* name : {"target plans", "draft plans", "target rows", "draft rows",
                            "draft commits", "rows at supplied positions", "rows of supplied counts",
                            "at limit", "stopped", "out of steps", "wrong shape", "kept wrong",
-                           "wrong positions", "wrong tokens", "padding kept", "former owners"}) {
+                           "wrong positions", "wrong tokens", "padding kept", "former owners",
+                           "commits unplanned"}) {
     CAPTURE(name);
     CHECK(steps.counts[name] >= 100);  // the test reaches what it is for
   }

@@ -27,11 +27,12 @@ int run_on_gpu(const char* program, const char* question, int argc, char** argv,
   return report.finish();
 }
 
-// Throws where a row was inert or an append found no plan: what was measured would be nothing.
+// Throws where a row was inert, or an append or commit found no plan: what was measured would be
+// nothing.
 inline void check_all_lived(const DeviceReport& report) {
   const std::int32_t inert = report.rows_at_limit + report.rows_stopped + report.rows_out_of_steps +
                              report.rows_wrong_shape + report.rows_kept_wrong +
-                             report.appends_unplanned;
+                             report.appends_unplanned + report.commits_unplanned;
   QUIRE_CHECK(inert == 0, "the benchmark ran inert rows: ", inert);
 }
 

@@ -144,7 +144,7 @@ void write_seats(const AppendParams& params) {
 }  // namespace
 
 void append(const AppendParams& params) {
-  if (!is_planned(*params.header, params.shape)) {
+  if (!is_planned(*params.header, params.shape, params.planned_form)) {
     if (params.report != nullptr) ++params.report->appends_unplanned;
     return;
   }

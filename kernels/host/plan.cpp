@@ -164,7 +164,10 @@ void plan(const PlanParams& params) {
 }
 
 void commit(const CommitParams& params) {
-  if (!may_commit(params)) return;
+  if (!may_commit(params)) {
+    ++params.plan.report->commits_unplanned;
+    return;
+  }
   for (std::int32_t r = 0; r < params.shape.rows; ++r) {
     const CommitReport missed = commit_report(params, commit_batch_row(params, r), r);
     add_to_report(*params.plan.report, missed.counter, missed.seat);

@@ -11,19 +11,29 @@ using test::expect;
 using test::size;
 
 void Engine::compare(const test::Snapshot& snapshot, std::int32_t seat,
-                     std::span<const PageId> pages, std::int64_t tokens, std::int32_t content,
+                     std::span<const PageId> pages, const Lengths& lengths, std::int32_t content,
                      const char* what) {
+  compare_group(snapshot, seat, pages, LayerGroup::kTarget, lengths.target, content, what);
+  compare_group(snapshot, seat, pages, LayerGroup::kDraft, lengths.draft, content, what);
+  counts_["draft tokens compared"] += lengths.draft;
+  if (lengths.draft < lengths.target) ++counts_["comparisons with drafts behind"];
+}
+
+void Engine::compare_group(const test::Snapshot& snapshot, std::int32_t seat,
+                           std::span<const PageId> pages, LayerGroup group, std::int64_t tokens,
+                           std::int32_t content, const char* what) {
   if (tokens == 0) return;
   expect(std::ssize(pages) * kPageTokens >= tokens, "a request is longer than its pages");
-  const auto bytes = world_.live_bytes(snapshot, SeatId(seat), pages, tokens);
-  const auto& expected = oracle_.bytes_of(content, tokens);
-  ++counts_["comparisons"];
-  counts_["bytes compared"] += std::ssize(bytes);
+  const auto bytes = world_.live_bytes(snapshot, SeatId(seat), pages, group, tokens);
+  const auto& expected = oracle_.bytes_of(content, group, tokens);
+  const bool draft = group == LayerGroup::kDraft;
+  ++counts_[draft ? "draft comparisons" : "comparisons"];
+  counts_[draft ? "draft bytes compared" : "bytes compared"] += std::ssize(bytes);
   if (bytes == expected) return;
   const auto differs = std::ranges::mismatch(bytes, expected).in1 - bytes.begin();
-  throw BrokenInvariant(concat(what, " of ", tokens, " tokens, seat ", seat, ", content ", content,
-                               ": byte ", differs, " of ", bytes.size(),
-                               " live bytes differs from a prefill in one chunk"));
+  throw BrokenInvariant(concat(what, ", ", name_of(group), " group of ", tokens, " tokens, seat ",
+                               seat, ", content ", content, ": byte ", differs, " of ",
+                               bytes.size(), " live bytes differs from a prefill in one chunk"));
 }
 
 void Engine::compare_some(std::int64_t most) {
@@ -32,7 +42,7 @@ void Engine::compare_some(std::int64_t most) {
   for (std::int64_t i = 0, at = in(0, std::ssize(live_) - 1); i < most; ++i) {
     const Live& live = live_[size((at + i) % std::ssize(live_))];
     if (ledger().info(live.id).upper_tokens == 0) continue;  // the seat is its former owner's
-    compare(snapshot, live.id.index, ledger().pages_of(live.id), model_.length(live.id.index),
+    compare(snapshot, live.id.index, ledger().pages_of(live.id), model_.lengths(live.id.index),
             live.job.content, "a request");
   }
 }

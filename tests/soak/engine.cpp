@@ -14,7 +14,7 @@ Engine::Engine(World& world, Oracle& oracle, Counts& counts, std::uint64_t seed)
       oracle_(oracle),
       counts_(counts),
       random_(seed),
-      model_(world.limits(), kLayers) {
+      model_(world.limits(), kTargetLayers, kDraftLayers) {
   personality_ = in(0, 2);
 }
 
@@ -81,10 +81,10 @@ void Engine::release(std::size_t at, const char* why) {
     if (hold.request != gone.id) continue;
     // Readable is what it owns now, as far as the hold had it.
     const bool seen = !visits_.empty() && ledger().info(gone.id).upper_tokens > 0;
-    hold.final_length = seen ? model_.length(gone.id.index) : 0;
+    hold.final_lengths = seen ? model_.lengths(gone.id.index) : Lengths{};
     const bool whole = std::ranges::equal(
         std::span(hold.pages).first(std::min(hold.pages.size(), pages.size())), pages);
-    if (!whole) hold.final_length = 0;
+    if (!whole) hold.final_lengths = Lengths{};
   }
   ledger().release(gone.id);
   live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(at));
@@ -117,7 +117,7 @@ void Engine::finish_stopped() {
       if (chance(20)) {
         const auto snapshot = world_.wait_for_snapshot();
         compare(snapshot, live_[i].id.index, ledger().pages_of(live_[i].id),
-                model_.length(live_[i].id.index), live_[i].job.content, "a finished request");
+                model_.lengths(live_[i].id.index), live_[i].job.content, "a finished request");
       }
       release(i, "finished");
     }
@@ -149,9 +149,10 @@ void Engine::drop() {
   if (holds_.empty()) return;
   const std::size_t at = size(in(0, std::ssize(holds_) - 1));
   const HoldRecord record = holds_[at];
-  if (record.with_seat && record.final_length.value_or(0) > 0 && chance(60)) {
+  const Lengths readable = record.final_lengths.value_or(Lengths{});
+  if (record.with_seat && readable.target > 0 && chance(60)) {
     const auto snapshot = world_.wait_for_snapshot();
-    compare(snapshot, record.request.index, record.pages, *record.final_length, record.job.content,
+    compare(snapshot, record.request.index, record.pages, readable, record.job.content,
             "a held request");
     ++counts_["comparisons of held requests after release"];
   }
@@ -169,25 +170,27 @@ void Engine::check_pages() {
     }
   }
   for (const HoldRecord& hold : holds_) {
-    if (!hold.final_length.has_value()) continue;
+    if (!hold.final_lengths.has_value()) continue;
     for (const PageId page : hold.pages) {
       expect(owner[size(page.value)] == nullptr, "a held page was given to another");
     }
   }
 }
 
-// Once all updates are carried out, each seat reaches its own pages as far as its upper length.
+// Once all updates are carried out, each seat reaches its own pages as far as its upper length and
+// what its draft passes look ahead.
 void Engine::check_addresses() {
   std::vector<std::int64_t> limit(size(world_.limits().seats_max), 0);
   for (const Live& live : live_) {
     const auto pages = ledger().pages_of(live.id);
-    limit[size(live.id.index)] = ledger().info(live.id).upper_tokens;
+    limit[size(live.id.index)] = ledger().info(live.id).upper_tokens + live.lookahead;
     for (std::int64_t cell = 0; cell * kPageTokens < limit[size(live.id.index)]; ++cell) {
       expect(model_.device().table[size(live.id.index)][size(cell)] == pages[size(cell)].value,
              "the updates name another page than the ledger");
     }
   }
-  expect(limit == model_.device().limit, "the updates set another limit than the upper length");
+  expect(limit == model_.device().limit,
+         "the updates set another limit than upper length and lookahead");
 }
 
 void Engine::finish() {

@@ -26,6 +26,7 @@ struct Job {
 struct Live {
   RequestId id;
   Job job;
+  std::int32_t lookahead = 0;  // of the newest step that names it
 };
 
 struct HoldRecord {
@@ -34,7 +35,7 @@ struct HoldRecord {
   std::vector<PageId> pages;
   Job job;
   bool with_seat;
-  std::optional<std::int64_t> final_length{};  // released: what stays readable
+  std::optional<Lengths> final_lengths{};  // released: what stays readable
 };
 
 struct VisitRow {
@@ -58,6 +59,13 @@ struct Batch {
   std::int32_t repeat = 1;
   bool captured = false;
   bool all_short = true;
+};
+
+// One run of a visit.
+struct Chosen {
+  bool replays = false;
+  std::int32_t captured_part = 0;  // where it replays
+  Enqueued enqueued;
 };
 
 class Engine {
@@ -99,6 +107,12 @@ class Engine {
   void padding_visit();
   void visit();
   VisitInput make_input();
+  std::int32_t any_captured_part();
+  DraftPart any_part(const Batch& batch);
+  Chosen choose_run(const Batch& batch);
+  void run_wrong_graph(const StepUpdate& update, PlanBufferId buffer);
+  void count_foretold(const Foretold& foretold);
+  void count_part(const DraftPart& part);
   void run(const StepUpdate& update, const Batch& batch, PlanBufferId buffer,
            const VisitInput& input);
   void settle(Visit& visit);
@@ -108,7 +122,10 @@ class Engine {
   void compare_some(std::int64_t most);
   void compare_table();
   void compare(const test::Snapshot& snapshot, std::int32_t seat, std::span<const PageId> pages,
-               std::int64_t tokens, std::int32_t content, const char* what);
+               const Lengths& lengths, std::int32_t content, const char* what);
+  void compare_group(const test::Snapshot& snapshot, std::int32_t seat,
+                     std::span<const PageId> pages, LayerGroup group, std::int64_t tokens,
+                     std::int32_t content, const char* what);
 
   World& world_;
   Oracle& oracle_;

@@ -9,6 +9,10 @@
 namespace quire::soak {
 namespace {
 
+void supply(const FeedParams& params) {
+  for (std::int32_t r = 0; r < params.shape.rows; ++r) supply_row(params, r);
+}
+
 void feed(const FeedParams& params) {
   for (std::int32_t i = 0; i < params.inputs; ++i) {
     const FeedInput& input = params.input[i];
@@ -23,11 +27,8 @@ void feed(const FeedParams& params) {
       }
     }
   }
-  for (std::int32_t r = 0; r < params.shape.rows; ++r) {
-    const Sampled sampled = sample_row(params, r);
-    params.kept[r] = sampled.kept;
-    params.stop[r] = sampled.stop ? 1 : 0;
-  }
+  if (params.part != FeedPart::kTarget) return;
+  for (std::int32_t r = 0; r < params.shape.rows; ++r) sample_into(params, r);
 }
 
 }  // namespace
@@ -37,6 +38,11 @@ void enqueue_visit(const VisitInput& visit, VisitInput* to, StreamView stream) {
   stream.host()->enqueue([visit, to] { *to = visit; });
 }
 
+void enqueue_supply(const FeedParams& params, StreamView stream) {
+  if (!stream.is_host()) return supply_on_cuda(params, stream);
+  stream.host()->enqueue([params] { supply(params); });
+}
+
 void enqueue_feed(const FeedParams& params, StreamView stream) {
   if (!stream.is_host()) return feed_on_cuda(params, stream);
   stream.host()->enqueue([params] { feed(params); });
@@ -44,6 +50,9 @@ void enqueue_feed(const FeedParams& params, StreamView stream) {
 
 #ifndef QUIRE_WITH_CUDA
 void visit_on_cuda(const VisitInput&, VisitInput*, StreamView) {
+  throw UsageError("the soak was built without CUDA");
+}
+void supply_on_cuda(const FeedParams&, StreamView) {
   throw UsageError("the soak was built without CUDA");
 }
 void feed_on_cuda(const FeedParams&, StreamView) {

@@ -28,10 +28,16 @@ __global__ void feed_kernel(const __grid_constant__ FeedParams params) {
 
 __global__ void sample_kernel(const __grid_constant__ FeedParams params) {
   const auto row = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (row >= params.shape.rows) return;
-  const Sampled sampled = sample_row(params, row);
-  params.kept[row] = sampled.kept;
-  params.stop[row] = sampled.stop ? 1 : 0;
+  if (row < params.shape.rows) sample_into(params, row);
+}
+
+__global__ void supply_kernel(const __grid_constant__ FeedParams params) {
+  const auto row = static_cast<std::int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (row < params.shape.rows) supply_row(params, row);
+}
+
+unsigned blocks_of_rows(const FeedParams& params) {
+  return static_cast<unsigned>((params.shape.rows + kThreads - 1) / kThreads);
 }
 
 void check_launch(const char* what) {
@@ -48,12 +54,17 @@ void visit_on_cuda(const VisitInput& visit, VisitInput* to, StreamView stream) {
   check_launch("visit_kernel");
 }
 
+void supply_on_cuda(const FeedParams& params, StreamView stream) {
+  supply_kernel<<<blocks_of_rows(params), kThreads, 0, stream.cuda()>>>(params);
+  check_launch("supply_kernel");
+}
+
 void feed_on_cuda(const FeedParams& params, StreamView stream) {
   const dim3 grid(static_cast<unsigned>(params.shape.tokens), static_cast<unsigned>(params.inputs));
   feed_kernel<<<grid, kThreads, 0, stream.cuda()>>>(params);
   check_launch("feed_kernel");
-  const int blocks = (params.shape.rows + kThreads - 1) / kThreads;
-  sample_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream.cuda()>>>(params);
+  if (params.part != FeedPart::kTarget) return;
+  sample_kernel<<<blocks_of_rows(params), kThreads, 0, stream.cuda()>>>(params);
   check_launch("sample_kernel");
 }
 

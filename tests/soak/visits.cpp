@@ -49,10 +49,14 @@ void Engine::fill_decode(Batch& batch) {
     if (std::ssize(batch.rows) == limits.rows_max || !is_live(id)) continue;
     const RequestInfo info = ledger().info(id);
     if (info.stopped && !chance(15)) continue;
-    const std::int64_t room = (info.context_max_tokens - info.upper_tokens) / batch.repeat;
+    const std::int64_t left = info.context_max_tokens - info.upper_tokens;
+    // Too little makes draft passes inert.
+    const std::int64_t wanted = limits.draft_max == 0 ? 0 : chance(70) ? most : in(0, most);
+    const std::int64_t ahead = std::clamp<std::int64_t>(left - batch.repeat, 0, wanted);
+    const std::int64_t room = (left - ahead) / batch.repeat;
     const std::int64_t tokens = std::min(room, chance(70) ? per_row : in(0, per_row));
-    if (!secure(batch, id, tokens * batch.repeat)) continue;
-    batch.rows.push_back({id, static_cast<std::int32_t>(tokens)});
+    if (!secure(batch, id, tokens * batch.repeat + ahead)) continue;
+    batch.rows.push_back({id, static_cast<std::int32_t>(tokens), static_cast<std::int32_t>(ahead)});
   }
   const std::int64_t rows = std::max<std::int64_t>(1, std::ssize(batch.rows));
   batch.captured = chance(70);
@@ -116,6 +120,7 @@ VisitInput Engine::make_input() {
   input.refuse_percent = static_cast<std::int32_t>(chance(20) ? 0 : in(10, 90));
   input.wrong_percent = chance(90) ? 0 : 10;
   input.stop_percent = static_cast<std::int32_t>(chance(60) ? 0 : in(1, 10));
+  input.lag_percent = static_cast<std::int32_t>(chance(60) ? 0 : in(5, 60));
   input.refused_are_nan = chance(30) ? 1 : 0;
   for (const Live& live : live_) {
     input.content[live.id.index] = live.job.content;
@@ -141,7 +146,12 @@ void Engine::padding_visit() {
   const StepShape shape = shapes[size(in(0, std::ssize(shapes) - 1))];
   const PlanBufferId buffer(static_cast<std::int32_t>(in(0, world_.limits().plan_buffers - 1)));
   world_.cache().begin_padding_step(shape, buffer, world_.stream());
-  world_.run(buffer, shape, chance(50) ? Run::kReplay : Run::kEager);
+  const std::int32_t part = any_captured_part();
+  if (chance(50)) {
+    world_.replay(buffer, shape, part);
+  } else {
+    world_.run(buffer, shape, captured_part(part, shape, world_.limits().draft_max), {});
+  }
   ++counts_["padding steps"];
 }
 
@@ -156,16 +166,13 @@ void Engine::visit() {
   Visit visit{.id = next_, .rows = {}, .foretold = {}};
   for (const BatchRow& row : batch.rows) {
     const std::int32_t seat = row.request.index;
-    visit.rows.push_back({row.request, seat, row.tokens, model_.length(seat)});
+    visit.rows.push_back({row.request, seat, row.tokens, model_.lengths(seat).target});
+    std::ranges::find(live_, row.request, &Live::id)->lookahead = row.lookahead_tokens;
   }
   run(update, batch, buffer, make_input());
   world_.keep_result(next_, buffer);
   visit.foretold = model_.foretold();
-  counts_["rows live"] += visit.foretold.rows_live;
-  counts_["rows with refused drafts"] += visit.foretold.rows_refused;
-  counts_["tokens refused"] += visit.foretold.tokens_refused;
-  counts_["rows with wrong counts"] += visit.foretold.report.rows_kept_wrong;
-  counts_["rows stopped, inert"] += visit.foretold.report.rows_stopped;
+  count_foretold(visit.foretold);
   visits_.push_back(std::move(visit));
   ++next_;
   ++counts_[batch.shape.is_decode() ? "decode visits" : "ragged visits"];
@@ -176,6 +183,53 @@ void Engine::visit() {
   }
 }
 
+// Extensions in step with the target, most of the time.
+std::int32_t Engine::any_captured_part() {
+  const std::int64_t dice = in(1, 100);
+  return dice <= 55 ? 1 : dice <= 75 ? 2 : dice <= 90 ? 3 : 0;
+}
+
+// Of an eager run. A long row of a ragged step extends once, and as a whole; so does one that
+// overwrites its oldest window entry.
+DraftPart Engine::any_part(const Batch& batch) {
+  const std::int64_t draft_max = world_.limits().draft_max;
+  if (chance(12)) return {};
+  const bool decode = batch.shape.is_decode();
+  DraftPart part{.extensions = 1, .counted = decode && chance(75)};
+  const bool may_repeat = part.counted || (draft_max > 0 && batch.all_short);
+  if (may_repeat && chance(30)) part.extensions = 2;
+  if (decode && draft_max > 0) part.passes = static_cast<std::int32_t>(in(0, draft_max + 1));
+  return part;
+}
+
+Chosen Engine::choose_run(const Batch& batch) {
+  Chosen chosen;
+  Enqueued& enqueued = chosen.enqueued;
+  if (batch.captured && !chance(10)) {
+    chosen.replays = true;
+    chosen.captured_part = any_captured_part();
+    enqueued.draft = captured_part(chosen.captured_part, batch.shape, world_.limits().draft_max);
+    return chosen;
+  }
+  enqueued.draft = any_part(batch);
+  if (chance(15) && batch.all_short) {
+    enqueued.plans = 2;
+  } else if (chance(15)) {
+    enqueued.commits = 2;
+  }
+  return chosen;
+}
+
+void Engine::run_wrong_graph(const StepUpdate& update, PlanBufferId buffer) {
+  const auto shapes = world_.captured_shapes();
+  const StepShape other = shapes[size(in(0, std::ssize(shapes) - 1))];
+  if (other == update.shape()) return;
+  const std::int32_t part = any_captured_part();
+  world_.replay_wrong(buffer, other, part);
+  model_.run_wrong_shape(update, other, captured_part(part, other, world_.limits().draft_max));
+  ++counts_["graphs of the wrong shape"];
+}
+
 void Engine::run(const StepUpdate& update, const Batch& batch, PlanBufferId buffer,
                  const VisitInput& input) {
   world_.start_visit(buffer, input);
@@ -184,30 +238,45 @@ void Engine::run(const StepUpdate& update, const Batch& batch, PlanBufferId buff
   if (chance(5)) ++runs;                      // one too many
   const std::int64_t wrong = chance(4) ? in(0, batch.repeat) : -1;
   for (std::int64_t i = 0; i < runs; ++i) {
-    if (i == wrong) {
-      const auto shapes = world_.captured_shapes();
-      const StepShape other = shapes[size(in(0, std::ssize(shapes) - 1))];
-      if (other != batch.shape) {
-        world_.replay_graph(buffer, other);
-        model_.run_wrong_shape(update, other);
-        ++counts_["graphs of the wrong shape"];
-      }
+    if (i == wrong) run_wrong_graph(update, buffer);
+    const Chosen chosen = choose_run(batch);
+    const Enqueued& enqueued = chosen.enqueued;
+    if (chosen.replays) {
+      world_.replay(buffer, batch.shape, chosen.captured_part);
+    } else {
+      world_.run(buffer, batch.shape, enqueued.draft, {enqueued.plans, enqueued.commits});
     }
-    Run how = Run::kEager;
-    if (batch.captured && !chance(10)) {
-      how = Run::kReplay;
-    } else if (chance(15) && batch.all_short) {
-      how = Run::kEagerPlannedTwice;
-    } else if (chance(15)) {
-      how = Run::kEagerCommittedTwice;
-    }
-    world_.run(buffer, batch.shape, how);
-    model_.run(update, input, how == Run::kEagerPlannedTwice ? 2 : 1,
-               how == Run::kEagerCommittedTwice ? 2 : 1);
-    ++counts_[how == Run::kReplay ? "replays" : "eager runs"];
+    model_.run(update, input, enqueued);
+    ++counts_[chosen.replays ? "replays" : "eager runs"];
+    count_part(enqueued.draft);
   }
   counts_["runs beyond the first of a visit"] += std::max<std::int64_t>(0, runs - 1);
   if (runs > batch.repeat) ++counts_["runs too many"];
+}
+
+void Engine::count_part(const DraftPart& part) {
+  counts_["draft plans"] += part.extensions + part.passes;
+  counts_["draft extensions"] += part.extensions;
+  counts_["draft passes"] += part.passes;
+  if (part.extensions + part.passes == 0) ++counts_["steps without a draft plan"];
+}
+
+void Engine::count_foretold(const Foretold& foretold) {
+  counts_["rows live"] += foretold.rows_live;
+  counts_["rows with refused drafts"] += foretold.rows_refused;
+  counts_["tokens refused"] += foretold.tokens_refused;
+  counts_["rows with wrong counts"] += foretold.report.rows_kept_wrong;
+  counts_["rows stopped, inert"] += foretold.report.rows_stopped;
+  counts_["draft rows extended"] += foretold.rows_extended;
+  counts_["draft tokens kept"] += foretold.tokens_extended;
+  counts_["draft rows kept from getting ahead"] += foretold.rows_ahead;
+  counts_["draft rows passed"] += foretold.rows_passed;
+  counts_["draft rows behind"] += foretold.rows_behind;
+  counts_["draft rows at a limit"] += foretold.report.rows_at_limit;
+  counts_["draft rows with wrong counts"] += foretold.report.rows_wrong_tokens;
+  counts_["draft rows with wrong positions"] += foretold.report.rows_wrong_positions;
+  std::int64_t& most = counts_["draft tokens behind, at most"];
+  most = std::max(most, foretold.tokens_behind_most);
 }
 
 // What the device says must be what was foretold; the ledger hears the device's word.
@@ -216,12 +285,14 @@ void Engine::settle(Visit& visit) {
   const Foretold& foretold = visit.foretold;
   for (std::size_t seat = 0; seat < foretold.length.size(); ++seat) {
     if (result.length[seat] == foretold.length[seat] &&
+        result.draft_length[seat] == foretold.draft_length[seat] &&
         result.stopped[seat] == foretold.stopped[seat]) {
       continue;
     }
     throw BrokenInvariant(concat("step ", visit.id, " of this life, seat ", seat, ": length ",
-                                 result.length[seat], ", stopped ", result.stopped[seat],
-                                 "; foretold ", foretold.length[seat], ", ",
+                                 result.length[seat], ", of drafts ", result.draft_length[seat],
+                                 ", stopped ", result.stopped[seat], "; foretold ",
+                                 foretold.length[seat], ", ", foretold.draft_length[seat], ", ",
                                  foretold.stopped[seat]));
   }
   DeviceReport report = result.report;
@@ -234,7 +305,8 @@ void Engine::settle(Visit& visit) {
                     r.rows_kept_wrong, ", seat ", r.first_failing_seat, ", unplanned ",
                     r.appends_unplanned, ", wrong positions ", r.rows_wrong_positions,
                     ", wrong tokens ", r.rows_wrong_tokens, ", padding kept ", r.padding_rows_kept,
-                    ", former owners ", r.rows_of_former_owners);
+                    ", former owners ", r.rows_of_former_owners, ", commits unplanned ",
+                    r.commits_unplanned);
     };
     throw BrokenInvariant(concat("step ", visit.id, " of this life, report: ", text(report),
                                  "; foretold: ", text(foretold.report)));

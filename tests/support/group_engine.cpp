@@ -29,7 +29,7 @@ std::string difference_of(const DeviceReport& report, const DeviceReport& expect
                   r.rows_kept_wrong, ", not finite ", r.nonfinite_tiles, ", seat ",
                   r.first_failing_seat, ", unplanned ", r.appends_unplanned, ", wrong positions ",
                   r.rows_wrong_positions, ", wrong tokens ", r.rows_wrong_tokens, ", padding kept ",
-                  r.padding_rows_kept);
+                  r.padding_rows_kept, ", commits unplanned ", r.commits_unplanned);
   };
   if (std::memcmp(&report, &expected, sizeof report) == 0) return "";
   return concat(text(report), "; expected ", text(expected));

@@ -36,7 +36,7 @@ inline PlanHeader planned_header(StepShape shape, std::size_t csa_entries = 0,
                                  std::size_t hca_entries = 0) {
   PlanHeader header{};
   header.rows = header.planned_rows = header.used_rows = shape.rows;
-  header.tokens_per_row = header.planned_tokens_per_row = shape.tokens_per_row;
+  header.tokens_per_row = header.planned_form = shape.tokens_per_row;
   header.tokens = header.planned_tokens = header.used_tokens = shape.tokens;
   header.steps_left = header.steps_at_plan = 1;
   header.csa_entries = static_cast<std::int32_t>(csa_entries);

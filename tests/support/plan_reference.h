@@ -110,10 +110,9 @@ class ReferencePlanner {
     header.csa_entries = decode() ? 0 : static_cast<std::int32_t>(csa_entries_.size());
     header.hca_entries = decode() ? 0 : static_cast<std::int32_t>(hca_entries_.size());
     header.planned_rows = same_shape_ ? shape_.rows : -1;
-    header.planned_tokens_per_row = shape_.tokens_per_row;
+    header.planned_form = is_target() ? shape_.tokens_per_row : -1 - shape_.tokens_per_row;
     header.planned_tokens = shape_.tokens;
-    header.planned_group = request_.group;
-    if (is_target()) header.steps_at_plan = header.steps_left;
+    if (is_target()) header.steps_at_plan = same_shape_ ? header.steps_left : 0;
     if (decode()) return;
     const PlanRecord padding{~0u, ~0u, ~0u, ~0u};
     csa_entries_.resize(static_cast<std::size_t>(csa_capacity_), padding);
@@ -295,12 +294,17 @@ inline void reference_commit(PlanImage& image, const CommitRequest& request,
                              std::int32_t draft_max) {
   const PlanPlaces at = image.places();
   PlanHeader& header = *at.plan.header;
-  const StepShape planned{header.planned_rows, header.planned_tokens_per_row,
+  const bool planned_draft = header.planned_form < 0;
+  const StepShape planned{header.planned_rows,
+                          planned_draft ? -1 - header.planned_form : header.planned_form,
                           header.planned_tokens};
-  if (!(planned == request.shape) || header.planned_group != request.group) return;
-  if (header.steps_at_plan == 0) return;  // not planned since the update, or planned inert
   const bool is_target = request.group == LayerGroup::kTarget;
   DeviceReport& report = *at.plan.report;
+  // Not planned since the update, or one run too many: no steps.
+  if (!(planned == request.shape) || planned_draft == is_target || header.steps_at_plan == 0) {
+    ++report.commits_unplanned;
+    return;
+  }
   for (std::int32_t r = 0; r < request.shape.rows; ++r) {
     const auto i = static_cast<std::size_t>(r);
     const BatchRowRecord& row = at.plan.rows[r];

@@ -73,11 +73,29 @@ TestEngineOptions small_engine(std::int64_t seats, std::int64_t context) {
   return options;
 }
 
+namespace {
+
+// Rows of NaN come out as bytes of one value, too.
+void check_written(const TestEngine& engine, std::span<const std::byte> live) {
+  if (engine.options().style != RowStyle::kPlain) return;
+  constexpr std::size_t kBlock = 64;
+  for (std::size_t at = 0; at + kBlock <= live.size(); at += kBlock) {
+    const auto block = live.subspan(at, kBlock);
+    const bool one_value = std::all_of(block.begin(), block.end(), [&](std::byte b) {
+      return b == block.front() && (b == std::byte{0} || b == std::byte{0xFF});
+    });
+    QUIRE_CHECK(!one_value, "of ", live.size(), " live bytes those at ", at, " were never written");
+  }
+}
+
+}  // namespace
+
 std::vector<std::byte> one_shot(TestEngine& engine, std::int64_t content, std::int32_t tokens) {
   const RequestId request = engine.admit(content, tokens);
   engine.ragged_step({{request, tokens}});
   auto bytes = engine.live_bytes(request);
-  engine.release(request);
+  check_written(engine, bytes);
+  engine.poison_and_release(request);
   return bytes;
 }
 
@@ -196,6 +214,10 @@ void TestEngine::upload_rows(std::span<const StepRow> rows, StepShape shape) {
                          bank->data() + (content.content * options_.bank_tokens + content.length) *
                                             row_bytes,
                          rows[r].tokens * row_bytes, stream_);
+        }
+        if (kept[r] < rows[r].tokens) {
+          backend_->fill(input->data() + (at + kept[r]) * row_bytes, kRefusedBytes,
+                         (rows[r].tokens - kept[r]) * row_bytes, stream_);
         }
         at += rows[r].tokens;
       }
@@ -333,8 +355,8 @@ std::vector<std::byte> TestEngine::live_bytes(const Snapshot& snapshot, RequestI
 }
 
 std::vector<std::byte> TestEngine::live_bytes(const Snapshot& snapshot, SeatId in_seat,
-                                              std::span<const PageId> pages,
-                                              std::int64_t L) const {
+                                              std::span<const PageId> pages, std::int64_t L,
+                                              LayerRange layers) const {
   const DeviceCache& device = cache_->device();
   const std::int64_t seat = in_seat.value;
   std::vector<std::byte> live;
@@ -347,8 +369,10 @@ std::vector<std::byte> TestEngine::live_bytes(const Snapshot& snapshot, SeatId i
     pool.base = const_cast<std::byte*>(copy.data()) + (pool.base - region.data());
     return pool;
   };
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const LayerId layer(static_cast<std::int32_t>(i));
+  const auto all = static_cast<std::int32_t>(layers_.size());
+  for (std::int32_t number = layers.first; number < std::min(layers.end, all); ++number) {
+    const auto i = static_cast<std::size_t>(number);
+    const LayerId layer(number);
     const EntryPool ring = moved(device.window_ring(layer), device.seats_memory(), snapshot.seats);
     for (std::int64_t p = std::max<std::int64_t>(0, L - 128); p < L; ++p) {
       const std::int64_t at =
@@ -419,6 +443,44 @@ void TestEngine::poison() {
   backend_->fill(table.page_table, 0x7F,
                  options_.limits.seats_max * table.cells * std::int64_t{4}, stream_);
   stream_.wait();
+}
+
+void TestEngine::poison_and_release(RequestId request) {
+  const DeviceCache& device = cache_->device();
+  const std::int64_t seat = cache_->ledger().info(request).seat.value;
+  const auto fill = [&](const void* from, std::int64_t bytes) {
+    backend_->fill(const_cast<void*>(from), 0xFF, bytes, stream_);
+  };
+  const auto fill_page = [&](const EntryPool& pool, std::int64_t page, std::int64_t entry_bytes) {
+    fill(pool.base + page * pool.page_stride_bytes, pool.entries_per_page * entry_bytes);
+  };
+  constexpr std::int64_t kMainBytes = kMainDataBytes + kMainScaleBytes;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const LayerId layer(static_cast<std::int32_t>(i));
+    const EntryPool ring = device.window_ring(layer);
+    const std::int64_t ring_pages = device.window_ring_tokens() / ring.entries_per_page;
+    for (std::int64_t page = 0; page < ring_pages; ++page) {
+      fill_page(ring, seat * ring_pages + page, kMainBytes);
+    }
+    const LayerKind kind = options_.spec.layers[i];
+    for (const PageId page : cache_->ledger().pages_of(request)) {
+      if (kind == LayerKind::kHca) fill_page(device.hca_pages(layer), page.value, kMainBytes);
+      if (kind != LayerKind::kCsa) continue;
+      fill_page(device.csa_pages(layer), page.value, kMainBytes);
+      fill_page(device.indexer_pages(layer), page.value, kIndexerDim + kIndexerScaleBytes);
+    }
+    if (kind == LayerKind::kHca) {
+      const std::int64_t seat_floats = device.hca_banks() * 3 * 512;
+      fill(device.hca_state(layer) + seat * seat_floats, seat_floats * 4);
+    }
+    if (kind != LayerKind::kCsa) continue;
+    for (const auto& [state, width] : {std::pair(device.csa_state(layer), kCsaWidth),
+                                       std::pair(device.indexer_state(layer), kIndexerWidth)}) {
+      const std::int64_t seat_floats = device.csa_ring_tokens() * width;
+      fill(state + seat * seat_floats, seat_floats * 4);
+    }
+  }
+  release(request);
 }
 
 }  // namespace quire::test

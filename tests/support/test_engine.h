@@ -44,10 +44,20 @@ struct StepRow {
   std::int32_t kept = -1;
 };
 
+// Of the input rows of tokens that are refused: finite in fp32 and bf16, and no other token's.
+// Whatever a refused token leaves is wrong then, unless the tokens that come next rewrite it.
+inline constexpr std::uint8_t kRefusedBytes = 0x3F;
+
 enum class Run {
   kOnce,
   kTwiceBeforeCommit,  // plan and appends run again before the commit
   kCommitTwice,
+};
+
+// Layers from `first` on, in front of `end`.
+struct LayerRange {
+  std::int32_t first = 0;
+  std::int32_t end = INT32_MAX;
 };
 
 // All memory of the cache, copied to the host at one moment.
@@ -68,6 +78,9 @@ class TestEngine {
   // Admits a request whose rows come from the bank of `content`; promises all of `context_tokens`.
   RequestId admit(std::int64_t content, std::int64_t context_tokens);
   void release(RequestId request);
+  // Poisons its seat and pages first: whoever gets them next finds nothing right there, also where
+  // it brings the same rows. Not while others hold its pages.
+  void poison_and_release(RequestId request);
   std::int64_t length(RequestId request) const;
 
   // Reserves, prepares, applies, runs and settles one step, eagerly.
@@ -105,7 +118,8 @@ class TestEngine {
   std::vector<std::byte> live_bytes(RequestId request) { return live_bytes(snapshot(), request); }
   // The same of whatever stands in a seat and pages, also of one that `admit` above did not make.
   std::vector<std::byte> live_bytes(const Snapshot& snapshot, SeatId seat,
-                                    std::span<const PageId> pages, std::int64_t length) const;
+                                    std::span<const PageId> pages, std::int64_t length,
+                                    LayerRange layers = {}) const;
 
   // Of pages, seats and step table.
   std::uint64_t memory_hash();
@@ -143,7 +157,8 @@ class TestEngine {
 // A CSA and an HCA layer, pages for every seat, outcomes that count at once.
 TestEngineOptions small_engine(std::int64_t seats, std::int64_t context);
 
-// Live bytes of the first `tokens` of a content, prefilled alone in one chunk; released again.
+// Live bytes of the first `tokens` of a content, prefilled alone in one chunk; poisoned and released
+// again. All of them were written, as far as blocks of neither zeros nor poison say.
 std::vector<std::byte> one_shot(TestEngine& engine, std::int64_t content, std::int32_t tokens);
 
 // Splits `tokens` into chunks of 1..chunk_max, by seed.
