@@ -43,7 +43,7 @@ void check_chunkings(TestEngine& engine, const std::vector<std::vector<std::int3
       CAPTURE(tokens);
       const bool same = engine.live_bytes(snapshot, requests[i]) == expected;
       REQUIRE(same);
-      engine.release(requests[i]);
+      engine.poison_and_release(requests[i]);
     }
   }
 }
@@ -210,7 +210,7 @@ TEST_CASE("eager, replayed, and replayed after other data give the same bytes") 
     std::vector<std::vector<std::byte>> bytes;
     for (const StepRow& row : rows) {
       bytes.push_back(engine.live_bytes(snapshot, row.request));
-      engine.release(row.request);
+      engine.poison_and_release(row.request);
     }
     return bytes;
   };
@@ -240,7 +240,7 @@ TEST_CASE("a decode step run twice before its commit, or committed twice, gives 
         engine.step(std::vector<StepRow>{{request, width}}, shape, how);
       }
       auto bytes = engine.live_bytes(request);
-      engine.release(request);
+      engine.poison_and_release(request);
       return bytes;
     };
     const auto once = run(Run::kOnce);
@@ -283,7 +283,7 @@ TEST_CASE("any accepted prefix of drafted tokens leaves the bytes of a run that 
 // S9
 TEST_CASE("host and this backend hold the same bytes, also of NaN, infinities, -0 and subnormals") {
   const auto host = make_host_backend();
-  for (const RowStyle style : {RowStyle::kPlain, RowStyle::kNasty}) {
+  for (const RowStyle style : {RowStyle::kPlain, RowStyle::kRare, RowStyle::kNasty}) {
     for (const ElementType type : {ElementType::kFloat32, ElementType::kBfloat16}) {
       for (const bool normed : {false, true}) {
         TestEngineOptions options = small_engine(8, 400);
@@ -342,7 +342,7 @@ TEST_CASE("the 43 layers of V4-Flash: one chunk, many, and replayed decode steps
     }
     const bool same = engine.live_bytes(request) == expected;
     CHECK(same);
-    engine.release(request);
+    engine.poison_and_release(request);
   }
 }
 

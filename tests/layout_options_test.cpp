@@ -109,7 +109,7 @@ std::int64_t written_between(const Snapshot& memory, std::span<std::byte> region
 TEST_CASE("tight, padded and page-major caches hold the same entries") {
   const std::uint32_t seed = std::random_device{}();
   CAPTURE(seed);
-  for (const RowStyle style : {RowStyle::kPlain, RowStyle::kNasty}) {
+  for (const RowStyle style : {RowStyle::kPlain, RowStyle::kRare, RowStyle::kNasty}) {
     std::vector<std::vector<std::byte>> tight;
     for (const Variant& variant : variants()) {
       CAPTURE(std::string(variant.name));

@@ -16,7 +16,8 @@ namespace quire::test {
 // Live bytes of the first `tokens` of a content that is prefilled alone, in an engine of its own.
 inline std::vector<std::byte> alone(const TestEngineOptions& options, std::int64_t content,
                                     std::int64_t tokens) {
-  TestEngine engine(test_backend(), options);
+  const auto backend = make_host_backend();
+  TestEngine engine(*backend, options);
   return one_shot(engine, content, static_cast<std::int32_t>(tokens));
 }
 
@@ -44,7 +45,8 @@ struct AheadRow {
 };
 
 // Enqueues copies of a step's input rows from the banks, `skip` tokens beyond what the engine
-// counts as the requests' lengths. In a ragged step the rows follow each other.
+// counts as the requests' lengths; tokens that will be refused get other rows. In a ragged step the
+// rows follow each other.
 inline void copy_rows(TestEngine& engine, const std::vector<AheadRow>& ahead, StepShape shape,
                       std::int64_t skip = 0) {
   const std::size_t layers = engine.options().spec.layers.size();
@@ -59,6 +61,11 @@ inline void copy_rows(TestEngine& engine, const std::vector<AheadRow>& ahead, St
         if (input == nullptr) return;
         engine.backend().copy(input + to * row_bytes, bank + from * row_bytes,
                               ahead[r].row.tokens * row_bytes, engine.stream());
+        const std::int32_t refused =
+            ahead[r].row.kept < 0 ? 0 : ahead[r].row.tokens - ahead[r].row.kept;
+        if (refused <= 0) return;
+        engine.backend().fill(input + (to + ahead[r].row.kept) * row_bytes, kRefusedBytes,
+                              refused * row_bytes, engine.stream());
       };
       copy(at.window, at.window_bank, 512 * 2);
       copy(at.csa, at.csa_bank, 2048 * 4);
