@@ -140,8 +140,9 @@ TEST_CASE("the counts above the table are those of the table, and the programs n
     const fs::path tests = fs::path(QUIRE_SOURCE_DIR) / "tests";
     const std::string name = (*at)[1];
     CAPTURE(name);
-    const bool exists =
-        fs::exists(tests / (name + ".cpp")) || fs::exists(tests / "gpu" / (name + ".cu"));
+    const bool exists = fs::exists(tests / (name + ".cpp")) ||
+                        fs::exists(tests / "gpu" / (name + ".cu")) ||
+                        fs::exists(tests / "gpu" / (name + ".cpp"));
     CHECK(exists);
     ++programs;
   }

@@ -79,7 +79,9 @@ class LiveBook {
     const RequestId request = engine.admit(content, options.limits.context_max);
     for (std::int64_t length = 1; length <= options.limits.context_max; ++length) {
       engine.step(std::vector<StepRow>{{request}}, StepShape::decode(1));
-      take(engine.live_bytes(request), length);
+      const std::vector<std::byte> live = engine.live_bytes(request);
+      check_written(engine, live);
+      take(live, length);
     }
   }
 

@@ -73,9 +73,6 @@ TestEngineOptions small_engine(std::int64_t seats, std::int64_t context) {
   return options;
 }
 
-namespace {
-
-// Rows of NaN come out as bytes of one value, too.
 void check_written(const TestEngine& engine, std::span<const std::byte> live) {
   if (engine.options().style != RowStyle::kPlain) return;
   constexpr std::size_t kBlock = 64;
@@ -87,8 +84,6 @@ void check_written(const TestEngine& engine, std::span<const std::byte> live) {
     QUIRE_CHECK(!one_value, "of ", live.size(), " live bytes those at ", at, " were never written");
   }
 }
-
-}  // namespace
 
 std::vector<std::byte> one_shot(TestEngine& engine, std::int64_t content, std::int32_t tokens) {
   const RequestId request = engine.admit(content, tokens);

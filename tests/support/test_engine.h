@@ -157,8 +157,12 @@ class TestEngine {
 // A CSA and an HCA layer, pages for every seat, outcomes that count at once.
 TestEngineOptions small_engine(std::int64_t seats, std::int64_t context);
 
-// Live bytes of the first `tokens` of a content, prefilled alone in one chunk; poisoned and released
-// again. All of them were written, as far as blocks of neither zeros nor poison say.
+// Throws where a block of 64 live bytes holds zeros or poison only: it was never written. Says nothing
+// of rows with NaN, which look like that.
+void check_written(const TestEngine& engine, std::span<const std::byte> live);
+
+// Live bytes of the first `tokens` of a content, prefilled alone in one chunk, all written; poisoned
+// and released again.
 std::vector<std::byte> one_shot(TestEngine& engine, std::int64_t content, std::int32_t tokens);
 
 // Splits `tokens` into chunks of 1..chunk_max, by seed.
