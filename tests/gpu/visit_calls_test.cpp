@@ -5,6 +5,7 @@
 
 #include <cupti.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <stdexcept>
@@ -57,12 +58,12 @@ class RuntimeCalls {
   std::map<std::string, std::int64_t> counts_;
 };
 
-// They read what the host holds.
+// They read what the host holds, or say which device is meant.
 bool only_asks(std::string_view name) {
   for (const std::string_view known :
        {"cudaGetDevice", "cudaGetLastError", "cudaPeekAtLastError", "cudaPointerGetAttributes",
         "cudaStreamGetCaptureInfo", "cudaStreamIsCapturing", "cudaStreamGetDevice",
-        "cudaDeviceGetAttribute"}) {
+        "cudaDeviceGetAttribute", "cudaSetDevice"}) {
     if (name == known) return true;
   }
   return false;
