@@ -361,8 +361,6 @@ class PdlEngine {
     engine_.poison();
   }
 
-  TestEngine& engine() { return engine_; }
-
   void enqueue_step(StepShape shape) {
     engine_.cache().device().enqueue_plan(kBuffer, engine_.stream());
     for (std::int32_t layer = 0; layer < 4; ++layer) {
