@@ -80,7 +80,7 @@ TEST_CASE("steps prepared ahead while step N is held back: each sees its own tab
   std::vector<std::byte> bytes_of_b(1);
   RequestId c;
   {
-    const Held held(engine.stream());
+    Held held(engine.stream());
     const StepShape shape = StepShape::decode(2);
     run_ahead(engine, {{{a}, 0}, {{b}, 1}}, shape);
     run_ahead(engine, {{{b}, 1}, {{a}, 0}}, shape);
@@ -88,6 +88,7 @@ TEST_CASE("steps prepared ahead while step N is held back: each sees its own tab
     c = engine.admit(2, 20);
     run_ahead(engine, {{{c}, 2}, {{a}, 0}}, shape);  // a's first token on its second page
     run_ahead(engine, {{{a}, 0}, {{c}, 2}}, shape);
+    REQUIRE(held.resume() == "");
   }
   engine.stream().wait();
   CHECK(engine.cache().ledger().pages_of(c)[0] == page_of_b);
@@ -122,12 +123,13 @@ TEST_CASE("kept counts of step N are not read in the row order of step N + 1") {
                         std::span<const std::int32_t>(in_row_order));
   }
   {
-    const Held held(engine.stream());
+    Held held(engine.stream());
     for (std::size_t n = 0; n < kept.size(); ++n) {
       std::vector<AheadRow> rows{{{a, 4, kept[n].first}, 0}, {{b, 4, kept[n].second}, 1}};
       if (n % 2 == 1) std::swap(rows[0], rows[1]);
       run_ahead(engine, rows, StepShape::decode(2, 4), arrays[n].data());
     }
+    REQUIRE(held.resume() == "");
   }
   engine.stream().wait();
   REQUIRE(engine.length(a) == 6 + 10);
@@ -371,10 +373,11 @@ TEST_CASE("a clear between steps in flight erases what came before it and nothin
   TestEngine engine(test_backend(), options);
   for (int round = 0; round < 20; ++round) {
     {
-      const Held held(engine.stream());
+      Held held(engine.stream());
       steps(engine, 2, 13);  // more of everything than what follows overwrites
       engine.cache().reset(engine.stream());
       steps(engine, 1, 5);
+      REQUIRE(held.resume() == "");
     }
     REQUIRE(engine.memory_hash() == expected);
     engine.cache().reset(engine.stream());

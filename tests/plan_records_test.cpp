@@ -35,11 +35,11 @@ class RecordPlanner {
         stream_(backend_),
         prefix_(backend_, stream_, std::span<const std::int32_t>(prefix)),
         extend_(backend_, stream_, std::span<const std::int32_t>(extend)),
-        compress_(backend_, stream_, capacity, 0xA5),
-        write_(backend_, stream_, capacity, 0xA5),
-        cu_extend_(backend_, stream_, prefix.size() + 1, 0xA5),
-        cu_compress_(backend_, stream_, prefix.size() + 1, 0xA5),
-        cu_write_(backend_, stream_, prefix.size() + 1, 0xA5) {
+        compress_(backend_, stream_, capacity, kPoison),
+        write_(backend_, stream_, capacity, kPoison),
+        cu_extend_(backend_, stream_, prefix.size() + 1, kPoison),
+        cu_compress_(backend_, stream_, prefix.size() + 1, kPoison),
+        cu_write_(backend_, stream_, prefix.size() + 1, kPoison) {
     params_ = {rule,
                static_cast<std::int32_t>(prefix.size()),
                prefix_.data(),
@@ -53,7 +53,15 @@ class RecordPlanner {
                cu_write_.data()};
   }
 
+  // Over poison, whatever an earlier run has left.
   RecordLists run() {
+    const auto poison = [&](auto& list) {
+      const auto bytes = static_cast<std::int64_t>(list.size() * sizeof(*list.data()));
+      backend_.fill(list.data(), kPoison, bytes, stream_);
+    };
+    poison(compress_);
+    poison(write_);
+    for (auto* prefixes : {&cu_extend_, &cu_compress_, &cu_write_}) poison(*prefixes);
     backend_.plan_records(params_, stream_);
     return {compress_.download(), write_.download(), cu_extend_.download(), cu_compress_.download(),
             cu_write_.download()};
@@ -61,6 +69,8 @@ class RecordPlanner {
   RecordPlanParams& params() { return params_; }
 
  private:
+  static constexpr std::uint8_t kPoison = 0xA5;
+
   Backend& backend_;
   Stream stream_;
   test::DeviceArray<std::int32_t> prefix_, extend_;

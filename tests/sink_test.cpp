@@ -14,7 +14,7 @@ using namespace quire::test;
 // S7, O2
 TEST_CASE("with a sink, views of padding show its entry 0, and no request ever owns its page") {
   TestEngineOptions options;
-  options.limits.seats_max = 4;
+  options.limits.seats_max = 5;
   options.limits.pages = 5;
   options.limits.rows_max = 4;
   options.limits.tokens_max = 1024;
@@ -24,9 +24,13 @@ TEST_CASE("with a sink, views of padding show its entry 0, and no request ever o
   const PageId sink = engine.cache().reserve_sink().value();
   CHECK_THROWS_AS(static_cast<void>(engine.cache().reserve_sink()), UsageError);
 
-  // Every page but the sink is owned; the fifth request finds none, though a seat would be free.
+  // Every page but the sink is owned; the fifth request finds none, though a seat is free.
   std::vector<RequestId> requests;
   for (int i = 0; i < 4; ++i) requests.push_back(engine.admit(0, 256));
+  const auto fifth = engine.cache().ledger().admit(256, 256);
+  REQUIRE_FALSE(fifth);
+  CHECK(fifth.shortfall().what == Resource::kPages);
+  CHECK(engine.cache().ledger().usage().seats_free == 1);
   std::vector<StepRow> rows;
   for (const RequestId request : requests) rows.push_back({request, 255});
   engine.ragged_step(rows);

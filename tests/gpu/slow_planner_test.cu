@@ -56,7 +56,8 @@ __global__ void probe_kernel(const __grid_constant__ ProbeParams params) {
   params.seen[1] = __ldcg(params.position);
 }
 
-// Plan and appends of a step, in one of several ways.
+// Plan and appends of a step, in one of several ways. Of three plans the first two find every seat
+// stopped: all that they write is inert, and only the third has the step's records.
 enum class Way { kPlain, kThreePlans, kForkFirst, kForkLast };
 
 class SlowEngine {
@@ -79,7 +80,9 @@ class SlowEngine {
       enqueue_forked(shape, way == Way::kForkFirst);
     } else {
       if (way == Way::kThreePlans) {
+        stop_seats(true);
         for (int i = 0; i < 2; ++i) plan();
+        stop_seats(false);
       }
       engine_.enqueue_body(shape, engine_.stream());
     }
@@ -89,6 +92,13 @@ class SlowEngine {
 
  private:
   void plan() { engine_.cache().device().enqueue_plan(kBuffer, engine_.stream()); }
+
+  // No seat of these tests stops otherwise.
+  void stop_seats(bool stopped) {
+    const StepTable& table = engine_.cache().device().step_table();
+    engine_.backend().fill(table.stopped, stopped ? 1 : 0,
+                           table.seats * std::int64_t{sizeof(std::int32_t)}, engine_.stream());
+  }
 
   // Layer 0 on the side while layer 1 runs here, both right behind the plan, enqueued in either
   // order.

@@ -218,6 +218,31 @@ void GroupEngine::bring_rows(const std::vector<VisitRow>& rows, const std::vecto
   }
 }
 
+DeviceArray<std::byte> GroupEngine::make_rows(const std::vector<VisitRow>& rows,
+                                              const std::vector<Told>& step, std::int32_t drafts) {
+  bring_rows(rows, step, drafts);
+  const std::int64_t count = pass_rows(drafts, drafts);
+  std::int64_t bytes = 0;
+  for (const Input& input : inputs_) bytes += count * input.row_bytes;
+  DeviceArray<std::byte> made(engine_.backend(), stream(), static_cast<std::size_t>(bytes), 0);
+  std::byte* to = made.data();
+  for (const Input& input : inputs_) {
+    engine_.backend().copy(to, input.rows, count * input.row_bytes, stream());
+    to += count * input.row_bytes;
+  }
+  stream().wait();
+  return made;
+}
+
+void GroupEngine::bring_made(const DeviceArray<std::byte>& made, std::int32_t drafts) {
+  const std::int64_t count = pass_rows(drafts, drafts);
+  const std::byte* from = made.data();
+  for (const Input& input : inputs_) {
+    engine_.backend().copy(input.rows, from, count * input.row_bytes, stream());
+    from += count * input.row_bytes;
+  }
+}
+
 void GroupEngine::bring_extension(const std::vector<RequestId>& requests,
                                   const std::vector<std::int32_t>& counts) {
   numbers_.upload(counts);

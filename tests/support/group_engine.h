@@ -80,6 +80,11 @@ class GroupEngine {
   void bring_numbers(std::int32_t step);
   void bring_rows(const std::vector<VisitRow>& rows, const std::vector<Told>& step,
                   std::int32_t drafts);
+  // The same in two parts, for steps behind each other on a stream that is held: what bring_rows
+  // enqueues for a step, made ahead and waited for; then one copy for each input.
+  DeviceArray<std::byte> make_rows(const std::vector<VisitRow>& rows, const std::vector<Told>& step,
+                                   std::int32_t drafts);
+  void bring_made(const DeviceArray<std::byte>& made, std::int32_t drafts);
   // For an extension that is not in step with the target: counts, and the rows that it reads.
   void bring_extension(const std::vector<RequestId>& requests,
                        const std::vector<std::int32_t>& counts);

@@ -53,7 +53,8 @@ class PlanPair {
   // Of the reference; `push` sends changes made through it.
   PlanPlaces places() { return image_.places(); }
   const PlanImage& image() const { return image_; }
-  void push() { fixture_.upload(image_); }
+  void push() { push(image_); }
+  void push(const PlanImage& earlier) { fixture_.upload(earlier); }
   PlanImage download() const { return fixture_.download(); }
   StepUpdate& update() { return update_; }
   StreamView stream() const { return stream_.view(); }
