@@ -61,8 +61,8 @@ TestEngineOptions engine_options(const DeviceCacheOptions& cache, RowStyle style
 }
 
 // Fills pages with 0xFF, then prefills three requests in chunks that mix, decodes them eagerly and
-// replayed, some drafts refused; pages come to the requests in turn.
-std::vector<std::vector<std::byte>> serve(TestEngine& engine, std::uint32_t seed) {
+// replayed, some drafts refused; pages come to the requests in turn. Request i has content i.
+std::vector<RequestId> serve(TestEngine& engine, std::uint32_t seed) {
   engine.poison();
   std::vector<RequestId> requests;
   for (std::int64_t i = 0; i < 3; ++i) requests.push_back(engine.admit(i, 700));
@@ -87,10 +87,16 @@ std::vector<std::vector<std::byte>> serve(TestEngine& engine, std::uint32_t seed
       }
     }
   }
-  const Snapshot memory = engine.snapshot();
-  std::vector<std::vector<std::byte>> live;
-  for (const RequestId request : requests) live.push_back(engine.live_bytes(memory, request));
-  return live;
+  return requests;
+}
+
+// Live bytes of a request that has content `content`, prefilled alone in one chunk on the host.
+std::vector<std::byte> alone(std::int64_t content, std::int64_t tokens, RowStyle style) {
+  const auto host = make_host_backend();
+  TestEngineOptions options = engine_options({}, style);
+  options.limits.tokens_max = options.limits.context_max;
+  TestEngine engine(*host, options);
+  return one_shot(engine, content, static_cast<std::int32_t>(tokens));
 }
 
 // Bytes from `first` to `last` of every page of the pool that are not as `poison` left them.
@@ -110,17 +116,23 @@ TEST_CASE("tight, padded and page-major caches hold the same entries") {
   const std::uint32_t seed = std::random_device{}();
   CAPTURE(seed);
   for (const RowStyle style : {RowStyle::kPlain, RowStyle::kRare, RowStyle::kNasty}) {
-    std::vector<std::vector<std::byte>> tight;
+    std::vector<std::vector<std::byte>> expected;
     for (const Variant& variant : variants()) {
       CAPTURE(std::string(variant.name));
       TestEngine engine(test_backend(), engine_options(variant.options, style));
-      const auto live = serve(engine, seed);
-      if (tight.empty()) {
-        tight = live;
-        for (const auto& bytes : tight) CHECK(bytes.size() > 100'000);
-        CHECK(tight[0] != tight[1]);
+      const std::vector<RequestId> requests = serve(engine, seed);
+      if (expected.empty()) {
+        for (const RequestId request : requests) {
+          const auto content = static_cast<std::int64_t>(expected.size());
+          expected.push_back(alone(content, engine.length(request), style));
+          CHECK(expected.back().size() > 100'000);
+        }
+        CHECK((expected[0] != expected[1]));
       }
-      for (std::size_t i = 0; i < live.size(); ++i) CHECK((live[i] == tight[i]));
+      const Snapshot memory = engine.snapshot();
+      for (std::size_t i = 0; i < requests.size(); ++i) {
+        CHECK((engine.live_bytes(memory, requests[i]) == expected[i]));
+      }
     }
   }
 }
