@@ -1,7 +1,7 @@
 // Every single operation behind a kernel that lets it go at once, sleeps 100 us and only then
 // writes what the operation reads, or reads what it writes (tests/support/slow_predecessor.cuh). An
 // operation that is launched with the programmatic attribute and does not wait works on stale
-// bytes, or stores while an older kernel still reads. Of appends and commits it is graph_test's.
+// bytes, or stores while an older kernel still reads. Of steps: step_producers_test.
 #include <doctest/doctest.h>
 
 #include <algorithm>
