@@ -140,8 +140,8 @@ struct Parts {
   bool window, compressors;
 };
 const std::vector<Parts> kTogether{{true, true}};
-// A ragged step's first append of a layer begins with a kernel that copies older window entries: the
-// second shows whether the compressors' own kernels wait.
+// A ragged step's first append of a layer begins with a kernel that copies older window entries:
+// the second shows whether the compressors' own kernels wait.
 const std::vector<Parts> kApart{{true, false}, {false, true}};
 
 class PdlEngine {
