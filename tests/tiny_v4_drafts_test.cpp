@@ -28,16 +28,6 @@ ModelSpec spec_with(LayerKind draft) {
           .draft_layers = 1};
 }
 
-TinyV4Config tiny_config() {
-  TinyV4Config config;
-  config.hidden = 64;
-  config.heads = 1;
-  config.indexer_heads = 1;
-  config.vocabulary = 128;
-  config.end_token = 11;
-  return config;
-}
-
 constexpr std::int32_t kOutputMax = 40;
 constexpr std::int32_t kPromptMax = 256;
 

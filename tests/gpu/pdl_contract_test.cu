@@ -10,6 +10,7 @@
 #include <quire/runtime/cuda/launch.cuh>
 
 #include "tests/support/device_array.h"
+#include "tests/support/sleep.cuh"
 #include "tests/support/test_backend.h"
 
 namespace {
@@ -24,11 +25,7 @@ struct Words {
 
 __global__ void slow_writer(const __grid_constant__ Words words) {
   cuda::pdl_trigger();
-  std::uint64_t start, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - start < 200'000);
+  sleep_us(200);
   *words.written += 1;
 }
 

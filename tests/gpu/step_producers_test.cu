@@ -10,6 +10,7 @@
 #include <quire/kernels/pdl.cuh>
 #include <quire/runtime/cuda/launch.cuh>
 
+#include "tests/support/sleep.cuh"
 #include "tests/support/test_backend.h"
 #include "tests/support/test_engine.h"
 
@@ -71,14 +72,6 @@ struct KeeperParams {
   const std::int32_t* token_batch_row;  // [tokens]
   std::int32_t* kept;                   // [rows]
 };
-
-__device__ void sleep_us(int microseconds) {
-  std::uint64_t start, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-  do {
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - start < static_cast<std::uint64_t>(microseconds) * 1000u);
-}
 
 __device__ void behave(const Manners& manners) {
   if (manners.trigger_first) cuda::pdl_trigger();

@@ -69,16 +69,6 @@ bool only_asks(std::string_view name) {
   return false;
 }
 
-TinyV4Config tiny_config() {
-  TinyV4Config config;
-  config.hidden = 64;
-  config.heads = 1;
-  config.indexer_heads = 1;
-  config.vocabulary = 128;
-  config.end_token = 11;
-  return config;
-}
-
 }  // namespace
 
 TEST_CASE("CUDA is entered for one update, K graphs, one event and two copies a visit, no more") {

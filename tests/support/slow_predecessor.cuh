@@ -19,6 +19,7 @@
 #include <quire/runtime/cuda/launch.cuh>
 
 #include "tests/support/device_array.h"
+#include "tests/support/sleep.cuh"
 #include "tests/support/test_backend.h"
 
 namespace quire::test {
@@ -46,11 +47,7 @@ struct Copies {
 
 static __global__ void slow_copies(const __grid_constant__ Copies params) {
   cuda::pdl_trigger();
-  std::uint64_t start, now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-  do {  // no load moves in front of the sleep
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
-  } while (now - start < 100'000);
+  sleep_us(100);
   const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
   for (int c = 0; c < params.count; ++c) {
     const Copy& copy = params.copies[c];

@@ -25,6 +25,16 @@
 
 namespace quire::serving::test {
 
+inline TinyV4Config tiny_config() {
+  TinyV4Config config;
+  config.hidden = 64;
+  config.heads = 1;
+  config.indexer_heads = 1;
+  config.vocabulary = 128;
+  config.end_token = 11;
+  return config;
+}
+
 struct VisitRequest {
   std::uint32_t seed;
   std::int32_t prompt_tokens;
