@@ -27,14 +27,13 @@ inline std::vector<std::byte> alone(const TestEngineOptions& options, std::int64
 // Keeps a stream from going on, so that what is enqueued behind is in flight all at once. Meanwhile
 // nothing may wait for the stream or fill its queue: on CUDA no copy between the device and
 // ordinary host memory, no first launch of a graph, and a few hundred pieces of work at most; a
-// mistake there ends in a message of `resume`. --hold=0 holds no CUDA stream, for tools that make
-// launches block.
+// mistake there ends in a message of `resume`. --overlap=0 holds no CUDA stream.
 class Held {
  public:
   explicit Held(StreamView stream) : stream_(stream) {
     if (stream_.is_host()) {
       stream_.host()->hold();
-    } else if (test_option("hold", 1) != 0) {
+    } else if (kernels_may_overlap()) {
       gate_ = close_gate(stream_);
     }
   }

@@ -52,7 +52,7 @@ class CudaGate final : public StreamGate {
                     " s: a call while it was held waits for it, or more was enqueued than a stream "
                     "takes (about 1,000 launches), or streams share a queue of the hardware "
                     "(CUDA_DEVICE_MAX_CONNECTIONS), or launches block (CUDA_LAUNCH_BLOCKING, a "
-                    "sanitizer: pass --hold=0)");
+                    "sanitizer: pass --overlap=0)");
     }
     if (before == cudaErrorNotReady) return "";
     return concat("the stream was not held: ", cudaGetErrorName(before));

@@ -14,4 +14,7 @@ Backend& test_backend();
 // The number behind --name=, or `otherwise`.
 std::int64_t test_option(std::string_view name, std::int64_t otherwise);
 
+// --overlap=0 says no: a tool makes launches block or kernels run one after another.
+inline bool kernels_may_overlap() { return test_option("overlap", 1) != 0; }
+
 }  // namespace quire::test
